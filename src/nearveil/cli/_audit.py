@@ -28,8 +28,7 @@ broken     an attack shows more epsilon than promised, or a check of the mechani
 kept       neither, and the best attack may show at most the guarantee plus a tenth (plus 0.05); this is no proof
 undecided  too few runs; use more (--effort)
 unsound    beside a verdict: the mechanism itself states that its guarantee is not proved
-"shown" is a lower bound on epsilon. Exit code: 0 if every guarantee that must be kept is kept, 1 if one is broken or a
-specimen was not caught, 3 if one is undecided."""
+"shown" is a lower bound on epsilon."""
 
 
 @command(extra="audit")

@@ -37,10 +37,7 @@ MECHANISM = option(
     "Type of each release: any pure epsilon-private one, Laplace noise, or Gaussian noise.", default="pure"
 )
 SETS = option(
-    "Number of sets in the gallery's map (see nearveil plan), for messages that name one. Each costs less than other "
-    "pure releases.",
-    min=2,
-    max=2**20,
+    "Number of sets in the gallery's map, for messages that name one: they cost less.", min=2, max=2**20, metavar="INT"
 )
 _ACCOUNTING = {
     "pure": "pure epsilon, summed",
@@ -60,13 +57,10 @@ class TermOptions:
     epsilon: float = option("The budget, above 0.")
     owner: str = option("Who is responsible for the account.")
     delta: float | None = option("Delta of the budget; 0 sums pure epsilons. Default: 0 for messages, otherwise 1e-5.")
-    protects: Literal["query", "database"] = option(
-        "Protect the queries of clients, or records of a database.", default="query"
-    )
+    protects: Literal["query", "database"] = option("Protect queries, or records of a database.", default="query")
     relation: Literal["replace", "add-remove"] = option("How neighbouring inputs differ.", default="replace")
     releases: Literal["any", "gaussian"] = option(
-        "Pay for any releases, or only for Gaussian noise without sampling, of which the account then allows more.",
-        default="any",
+        "Pay for any releases, or for more of Gaussian noise without sampling.", default="any"
     )
 
 
@@ -76,10 +70,7 @@ def create(
     options: LedgerOptions,
     name: str = _NAME,
     plan: list[str] | None = _PLAN,
-    unit: str | None = option(
-        'Unit of protection, such as "person with all images"; by default "image" for queries and "record" '
-        "for databases. Releases paid from the account must have the same unit."
-    ),
+    unit: str | None = option('Unit of protection, such as "person with all images"; "image" or "record" by default.'),
     mechanism: PlanMechanism = MECHANISM,
     sets: int | None = SETS,
     as_json: bool = JSON,

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from nearveil.cli._options import AUTO, EXTRACTOR, JSON, ClusterOptions, argument, command, load_extractor, option
+from nearveil.cli._options import AUTO, DATA, EXTRACTOR, JSON, ClusterOptions, argument, command, load_extractor, option
 from nearveil.cli._output import is_verbose, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -21,38 +21,24 @@ _USUAL_MATCHES = 8  # that a query asks for
 class MapOptions:
     """Terms of the map that clients download."""
 
-    panel: ClassVar = "Map"
+    panel: ClassVar = "Map (later runs keep the values)"
     metric: str | None = option(
-        'By which "nearest" is meant: cosine, dot or euclidean (default: previous value, or cosine). Only the centred '
-        "cosine of a gallery of version 0.2 can be changed, to cosine: leave out the source.",
-        metavar="METRIC",
+        "cosine (at first), dot or euclidean. In a gallery of version 0.2, set cosine without a source.", metavar="NAME"
     )
-    epsilon: float | None = option(
-        "Epsilon of the queries that the map is learned for (default: previous value, or 4).", min=1e-6, max=40
-    )
-    candidates: float | None = option(
-        "Share of the items in an answer (default: previous value, or 0.1).", min=0, max=1
-    )
-    n_sets: int | None = option("Number of sets (default: previous value, or chosen automatically).", "--sets", min=2)
+    epsilon: float | None = option("Epsilon of the queries that the map is for; 4 at first.", min=1e-6, max=40)
+    candidates: float | None = option("Share of the items in an answer; 0.1 at first.", min=0, max=1)
+    n_sets: int | None = option("Number of sets; chosen automatically at first.", "--sets", min=2)
     code_bytes: int | None = option(
-        "Bytes of an item in an answer (default: previous value, or the smallest codes that keep 99% of the 10 "
-        "nearest). 128 keeps answers small, at slightly lower recall.",
-        min=7,
+        "Bytes of an item in an answer; at first the smallest codes that keep 99% of the 10 nearest.", min=7
     )
     reach: float | None = option(
-        "Share of the items that must be in some set (default: previous value, or 1). Messages never return other "
-        "items; 0 gives the highest average recall at a small epsilon.",
-        min=0,
-        max=1,
+        "Share of the items that messages must be able to return; 1 at first. 0 finds more on average.", min=0, max=1
     )
     mechanism: str | None = option(
-        "Mechanism of messages (default: previous value, or covers). Those of the papers find less and are for "
-        "comparison: `nearveil plan --mechanism`, docs/howto/mechanisms.md.",
-        metavar="NAME",
+        "Mechanism of messages; covers at first. Those of the papers are for comparison.", metavar="NAME"
     )
     labels: str | None = option(
-        "Key of the metadata with the class of an item, for PrivateMail (default: the folder in its name).",
-        metavar="KEY",
+        "Metadata key of the class of an item, for PrivateMail; at first the folder in its name.", metavar="KEY"
     )
     allow_unsound: bool = option("Allow a mechanism as published: its messages reveal the query.")
 
@@ -78,9 +64,7 @@ def index(
         metavar="DIR_OR_FILE",
     ),
     into: str | None = option(
-        "A folder or a PostgreSQL URL; ~/.local/share/nearveil/index by default.",
-        envvar="NEARVEIL_INDEX",
-        metavar="PATH_OR_URL",
+        f"A folder or PostgreSQL URL; {DATA}/index by default.", envvar="NEARVEIL_INDEX", metavar="PATH_OR_URL"
     ),
     extractor: str = EXTRACTOR,
     private: bool = option(
@@ -88,9 +72,7 @@ def index(
         "gallery, and features are row-exact (slower) and computed on this machine. The index remembers this."
     ),
     delete: list[str] | None = option("Delete the vector with this id; may be repeated.", metavar="ID"),
-    sealed: bool = option(
-        "Also build the index of sealed queries (`nearveil serve --offer sealed`). Later runs update it."
-    ),
+    sealed: bool = option("Also build the index of sealed queries (`nearveil serve --offer sealed`)."),
     as_json: bool = JSON,
 ) -> None:
     """Index a folder of images or a file of vectors: add new items, delete missing images, publish the map.
@@ -230,8 +212,6 @@ def _print_report(report: "SyncReport", *, is_table: bool) -> None:
             lines["warning"] = "its messages reveal the query: use data that need no protection"
         if published.code_recall is not None and is_verbose():
             lines["codes"] = f"keep {format_share(published.code_recall)} of the 10 nearest"
-    if is_verbose():
-        lines["revision"] = f"{report.revision:,}"
     print_table(["", ""], (lines | {"index": report.index}).items())
     if not (report.added or report.replaced or report.deleted or report.learned):
         print_lines("Nothing new: the index is unchanged.")

@@ -23,15 +23,9 @@ class VoteOptions:
     delta: float = option("Delta of the guarantee.", default=1e-5)
     max_answered: int | None = option("Maximum number of labels; all public rows by default.", min=1)
     n_neighbors: int | None = option("Number of private records that vote.", "--neighbors", min=1)
-    features: Literal["auto", "hog", "none"] = option(
-        "Features of images: HOG (auto), or pixels (none).", default="auto"
-    )
+    features: Literal["auto", "hog", "none"] = option("Of images: HOG (auto), or pixels (none).", default="auto")
     side: int = option("Resize images of folders to SIDE x SIDE.", default=32, min=8, max=1024)
-    unit: str = option(
-        'Unit of one row of PRIVATE; it must equal the account\'s. Use "person with all images" only if each '
-        "person has one row.",
-        default="record",
-    )
+    unit: str = option("Unit of one row of PRIVATE, such as person; it must equal the account's.", default="record")
     allow_noise: bool = option("Label even if the result is expected to be pure noise.")
 
 
@@ -42,8 +36,7 @@ def label(
     private: Path = argument(".npz, .csv, or a folder with one subfolder of images per class.", metavar="PRIVATE"),
     public: Path = argument(".npz, .csv, or a folder of images.", metavar="PUBLIC"),
     classes: str | None = option(
-        "The classes: a,b,c, or a file with one per line. By default they are read from PRIVATE.",
-        metavar="LIST_OR_FILE",
+        "a,b,c, or a file with one class per line; by default those of PRIVATE.", metavar="LIST_OR_FILE"
     ),
     out: Path = option("Output file.", default=Path("labels.csv")),
     force: bool = FORCE,
@@ -118,9 +111,7 @@ class TrainOptions:
     backbone: Literal["efficientnet-lite0", "mobilenet-v2"] = option(
         "Frozen backbone: efficientnet-lite0 or mobilenet-v2.", default="efficientnet-lite0", metavar="NAME"
     )
-    held_out: float = option(
-        "Share of the classes, last by name, held out for the test; 0 for none.", default=0.5, min=0, max=1
-    )
+    held_out: float = option("Share of the classes, last by name, held out for the test.", default=0.5, min=0, max=1)
     seed: int = option("Random seed: the same seed trains the same model.", default=0, min=0)
 
 
@@ -141,7 +132,6 @@ def train(
     head.
 
     For example:
-        nearveil train birds/ --out birds.nvm
         nearveil train birds/ --out birds.nvm --descriptors SMG --dimension 768 --held-out 0
     """
     with show_bars() as bars:

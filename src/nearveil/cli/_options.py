@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nearveil.ledger import Ledger
 
 AUTO = "auto"
+DATA = "~/.local/share/nearveil"  # of most users; see nearveil.storage.data_folder
 DATABASE_TIMEOUT = 10.0  # seconds that a command waits for a lock or a connection
 _LONGEST_TOKEN = 8200  # bytes read from a token file
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "FILE"}
@@ -41,12 +42,12 @@ def argument(text: str, metavar: str | None = None, *, default: Any = None) -> A
 # Options of several commands; every command has the last two.
 JSON = option("Print JSON.", "--json")
 FORCE = option("Overwrite the file if it exists.")
-HOME = option("Folder of local copies; below ~/.local/share/nearveil by default.", metavar="DIR")
+HOME = option(f"Folder of local copies; {DATA}/home by default.", metavar="DIR")
 EXTRACTOR = option(
-    "Feature extractor: efficientnet-lite0, mobilenet-v2, hog, a model from `nearveil train` (.nvm), an ONNX file, or "
-    "weights of ResNet-50 (.pth). auto: the extractor of the index, else the best installed.",
+    "Feature extractor: efficientnet-lite0, mobilenet-v2, hog, or a file: .nvm, .onnx or .pth (ResNet-50). By default "
+    "the extractor of the index, else the best installed.",
     default=AUTO,
-    metavar="NAME_OR_FILE",
+    metavar="NAME",
 )
 _VERBOSITY = {
     "quiet": option("Print the result and errors only: no progress, no notices.", "-q", "--quiet"),
@@ -54,29 +55,27 @@ _VERBOSITY = {
 }
 
 
-def _simplify(params: Any) -> Any:
-    """Show no types of flags and arguments in help."""
-    for param in params:
-        if param.param_type_name == "argument" or param.is_flag:
-            param.display_type_rich = lambda ctx: None  # noqa: ARG005
-    return params
-
-
-class Command(TyperCommand):
-    """A command with plain help: no types of flags and arguments, and no braces in the usage line."""
+class _PlainHelp:
+    """Help without types of flags and arguments, and usage without braces."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _simplify(super().get_params(ctx))
+        params: Any = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if param.param_type_name == "argument" or param.is_flag:
+                param.display_type_rich = lambda ctx: None  # noqa: ARG005
+        return params
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.translate({ord("{"): None, ord("}"): None}) for piece in super().collect_usage_pieces(ctx)]
+        pieces = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
 
 
-class _Group(TyperGroup):
+class Command(_PlainHelp, TyperCommand):
+    """A command with plain help."""
+
+
+class _Group(_PlainHelp, TyperGroup):
     """A group of commands with plain help."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _simplify(super().get_params(ctx))
 
 
 def make_app(text: str, *, add_completion: bool = False) -> typer.Typer:
@@ -190,9 +189,7 @@ class LedgerOptions:
 
     panel: ClassVar = "Ledger"
     ledger: str | None = option(
-        "SQLite file or PostgreSQL URL; ~/.local/share/nearveil/ledger.db by default.",
-        envvar="NEARVEIL_LEDGER",
-        metavar="PATH_OR_URL",
+        f"SQLite file or PostgreSQL URL; {DATA}/ledger.db by default.", envvar="NEARVEIL_LEDGER", metavar="PATH_OR_URL"
     )
     witness: Path | None = option("Witness file of the ledger, if not in the default place.", envvar="NEARVEIL_WITNESS")
 
@@ -267,7 +264,7 @@ class GalleryOptions(ServerOptions):
         "Query a server (https://host:8321) instead of a local index.", metavar="URL", rich_help_panel="Options"
     )
     index: str | None = option(
-        "Index on this machine, as in `nearveil index --into`; ~/.local/share/nearveil/index by default.",
+        f"Index on this machine; {DATA}/index by default.",
         envvar="NEARVEIL_INDEX",
         metavar="PATH_OR_URL",
         rich_help_panel="Options",
@@ -300,9 +297,7 @@ class ClusterOptions:
 
     panel: ClassVar = "Cluster"
     cluster: str | None = option(
-        "Compute on a Dask cluster: local, local:N, or a scheduler at tls://host:port. Same results.",
-        envvar="NEARVEIL_CLUSTER",
-        metavar="URL",
+        "Compute on Dask: local, local:N, or a scheduler at tls://host:port.", envvar="NEARVEIL_CLUSTER", metavar="URL"
     )
     ca: Path | None = option("CA certificates of the scheduler (PEM).")
     cert: Path | None = option("Client certificate (PEM).")

@@ -274,12 +274,11 @@ def _print_stages() -> Iterator[Callable[[_Stage], Tick]]:
 def show_done(start: Progress, text: str) -> Callable[[int, int], None]:
     """Return a function that shows one bar; its arguments are the number done, and the total."""
     tick, done_before = start(text, None), 0
-    total_before: int | None = None
 
     def show(done: int, total: int) -> None:
-        nonlocal tick, done_before, total_before
-        if total != total_before or done < done_before:
-            tick, done_before, total_before = start(text, total), 0, total
+        nonlocal tick, done_before
+        if not 0 < done_before <= done:
+            tick, done_before = start(text, total), 0
         tick(done - done_before)
         done_before = done
 

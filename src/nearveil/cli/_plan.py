@@ -85,9 +85,7 @@ def cost(
 def plan(
     items: int = option("Number of items in the gallery.", min=1),
     epsilon: float = option("Epsilon of one query.", min=0, max=40),
-    answer: str | None = option(
-        "Maximum size of an answer, such as 2MB; a tenth of the gallery by default.", metavar="SIZE"
-    ),
+    answer: str | None = option("Maximum size of an answer, such as 2MB; a tenth by default.", metavar="SIZE"),
     dimension: int = option("Dimension of a feature vector; EfficientNet-Lite0 has 1280.", default=1280, min=1),
     storage: str = option("Maximum size of a client's local copy, such as 2GiB.", default="2GiB", metavar="SIZE"),
     delta: float = option("Delta of one query.", default=0.0, min=0, max=1),

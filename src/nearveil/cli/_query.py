@@ -40,25 +40,16 @@ def query(
     payment: PaymentOptions,
     image: Path = argument("The private image, or a file with one vector, such as .npy.", metavar="IMAGE_OR_VECTOR"),
     epsilon: float | None = option(
-        "Pay this privacy cost for a message. Without it the query is free: it searches the local index, or the copy "
-        "that `nearveil sync` fetched, or sends a sealed query if the gallery offers that.",
-        min=0,
-        max=40,
+        "Pay this for a message. Without it the query is free: in a local index or copy, or sealed.", min=0, max=40
     ),
     by: Literal["auto", "message", "home", "sealed"] = option(
-        "How to search: auto, message (needs --epsilon), home (a local copy) or sealed; the last two cost nothing.",
-        default="auto",
-        metavar="WAY",
+        "auto, message (needs --epsilon), home (a local copy) or sealed.", default="auto", metavar="WAY"
     ),
     where: list[str] | None = option(
-        "Keep only matches with this metadata, such as lang=en or year=2020; may be repeated. A value is JSON or text. "
-        "The filter is applied on this machine, so there may be fewer matches.",
-        metavar="KEY=VALUE",
+        "Keep only matches with this metadata; may be repeated. Applied on this machine.", metavar="KEY=VALUE"
     ),
     k: int | None = option("Number of matches; 8 by default, or as many as were compared.", "-k", min=1),
-    candidates: float | None = option(
-        "Share of the gallery in the answer; the gallery must have a map for it.", min=0, max=1
-    ),
+    candidates: float | None = option("Share of the gallery in the answer, if it has several maps.", min=0, max=1),
     extractor: str = EXTRACTOR,
     home: Path | None = HOME,
     label: str | None = option("Class of the query, for a gallery with a mechanism as published. It is revealed."),
@@ -251,8 +242,7 @@ def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
     count = nearest.n_candidates
     if nearest.sealed:
         sizes = " and ".join(f"{len(message):,}" for message in nearest.sealed)
-        text = f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
-        return f"{text} Before, it returned a token, which does not depend on the query."
+        return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
     if nearest.set is None and nearest.way == "message":
         return (
             f"The server saw a message of {nearest.mechanism}, ranked its gallery by it and sent {count:,} items; the "

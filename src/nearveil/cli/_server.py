@@ -25,14 +25,10 @@ class ServeOptions:
     host: str | None = option("Address to listen on; 127.0.0.1 by default.")
     port: int | None = option("Port to listen on; 8321 by default, 0 for a free one.")
     tokens: str | None = option("Token store; ~/.local/share/nearveil/tokens.db by default.", metavar="PATH_OR_URL")
-    tls_client_ca: Path | None = option(
-        "Require client certificates signed by this CA (PEM).", "--ca", rich_help_panel="TLS"
-    )
+    tls_client_ca: Path | None = option("CA of required client certificates (PEM).", "--ca", rich_help_panel="TLS")
     tls_cert: Path | None = option("Certificate (PEM).", "--cert", rich_help_panel="TLS")
     tls_key: Path | None = option("Private key (PEM).", "--cert-key", rich_help_panel="TLS")
-    insecure: bool | None = option(
-        "Listen on other addresses than loopback without TLS: for a server behind a TLS proxy.", rich_help_panel="TLS"
-    )
+    insecure: bool | None = option("Listen beyond loopback without TLS, behind a TLS proxy.", rich_help_panel="TLS")
     workers: int | None = option("Number of processes, which share the limits; 1 by default.", min=1)
     log_level: str | None = option("debug, info, warning or error.")
     log_file: Path | None = option("File for the JSON log; stderr by default.")
@@ -47,8 +43,7 @@ def serve(
     config: Path | None = option("A TOML file; see deploy/nearveil.toml.", envvar="NEARVEIL_CONFIG"),
     name: str | None = option("Name of the gallery; that of its folder or database by default."),
     offer: list[str] | None = option(
-        "Offer clients more than names and thumbnails: originals, metadata, codes (all of them, for local "
-        "search), sealed (encrypted queries). May be repeated."
+        "Also offer originals, metadata, codes (for local search) or sealed (encrypted queries); may be repeated."
     ),
 ) -> None:
     """Serve galleries to clients, until Ctrl-C or SIGTERM.

@@ -18,9 +18,7 @@ def study(
     options: ClusterOptions,
     names: list[str] | None = argument("Studies, or all; without a name, list them.", metavar="NAME|all"),
     out: Path = option("Output folder, with one subfolder per study.", default=Path("out/study"), metavar="DIR"),
-    docs: Path | None = option(
-        "Documentation folder: pages go to its study/, findings to its index.md.", metavar="DIR"
-    ),
+    docs: Path | None = option("Documentation folder, for pages and findings.", metavar="DIR"),
     fresh: bool = option("Measure everything again."),
     quick: bool = option("Few cases on few rows, in seconds; the figures are rough. Output goes to OUT/quick."),
     jobs: int = option("Number of processes; timing studies use one.", default=2, min=1, max=64),

@@ -23,13 +23,9 @@ class TokenOptions:
     """Where tokens are stored."""
 
     tokens: str | None = option(
-        "Token store; by default the one in --config, or ~/.local/share/nearveil/tokens.db.",
-        envvar="NEARVEIL_SERVER_TOKENS",
-        metavar="PATH_OR_URL",
+        "Token store; by default that of --config.", envvar="NEARVEIL_SERVER_TOKENS", metavar="PATH_OR_URL"
     )
-    config: Path | None = option(
-        "Configuration of `nearveil serve`, which names the token store.", envvar="NEARVEIL_CONFIG"
-    )
+    config: Path | None = option("Configuration of `nearveil serve`.", envvar="NEARVEIL_CONFIG")
 
     @property
     def location(self) -> str:

@@ -33,7 +33,6 @@ def ui(
 
     For example:
         nearveil ui
-        nearveil ui --index gallery/ --account holiday
         nearveil ui --server https://birds.example:8321 --token-file token.txt
     """
     with ExitStack() as stack:
