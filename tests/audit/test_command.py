@@ -200,7 +200,7 @@ def test_the_command_is_there() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_mechanisms_are_audited_without_the_studies_and_all_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_audit, "has_studies", lambda: False)
+    monkeypatch.setattr("nearveil.cli._output.has_studies", lambda: False)
     done = runner.invoke(app, ["all"])
     assert (done.exit_code, "nearveil-studies" in done.output) == (2, True)
     missing = runner.invoke(app, ["student"])
