@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.gallery.codes import Bytes
-from nearveil.wire.frames import HEADER_BYTES, Kind, Reader, WireError, frame, unframe
+from nearveil.wire.frames import HEADER_BYTES, Kind, WireError, frame, unframe
 
 Extras = Literal["none", "thumbnails", "originals", "names", "metadata"]
 EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the position of its word
@@ -88,17 +88,26 @@ class Answer:
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read the body of an answer's frame."""
-        reader, extras = Reader(body), EXTRAS[flags]
-        count, width = _SIZES.unpack(reader.take(_SIZES.size))
+        if len(body) < _SIZES.size:
+            raise WireError("data is truncated")
+        count, width = _SIZES.unpack_from(body)
         if not count or not width:
             raise WireError("ids must be at least one, with codes of at least one byte")
-        ids = np.frombuffer(reader.take(4 * count), "<u4").astype(np.uint32)
-        codes = np.frombuffer(reader.take(count * width), np.uint8).reshape(count, width)
-        sizes = np.frombuffer(reader.take(0 if extras == "none" else IMAGE_HEADER_BYTES * count), "<u4")
+        extras, middle = EXTRAS[flags], _SIZES.size + 4 * count
+        n_contents, end = 0 if extras == "none" else count, middle + count * width
+        start = end + IMAGE_HEADER_BYTES * n_contents
+        if len(body) < start:
+            raise WireError("data is truncated")
+        ids = np.frombuffer(body, "<u4", count, _SIZES.size).astype(np.uint32)
         _check_increasing(ids)  # before contents are cut
-        contents = tuple(reader.take(int(size)) for size in sizes)
-        reader.check_end()
-        return cls(ids, codes, extras, contents)
+        codes = np.frombuffer(body, np.uint8, count * width, middle).reshape(count, width)
+        contents = []
+        for size in np.frombuffer(body, "<u4", n_contents, end):  # a list of sizes would be larger than the answer
+            contents.append(body[start : start + int(size)])
+            start += int(size)
+        if start != len(body):
+            raise WireError("data is truncated, or has bytes after its end")
+        return cls(ids, codes, extras, tuple(contents))
 
 
 def _check_increasing(ids: NDArray[np.uint32]) -> None:

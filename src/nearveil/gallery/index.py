@@ -528,10 +528,7 @@ class Index(MapPublisher, AbstractContextManager["Index"]):
         if row_exact or self._extractor_is_exact:
             store.mark_exact(connection, ids)
         elif load_binding(connection, self._location) is not None:
-            raise InexactRowsError(
-                "items: private rows must be row-exact: make them with extract(images, row_exact=True) and call "
-                "add(items, row_exact=True)"
-            )
+            raise InexactRowsError("items: private rows must be row-exact: pass row_exact=True to extract() and add()")
 
     def _resolve(self, connection: sa.Connection, ids: Longs | Sequence[str], *, lenient: bool = False) -> Longs:
         """Return ids for ids or external ids; external ids that do not exist are left out if `lenient`."""

@@ -307,10 +307,8 @@ def _check_texts(values: Sequence[Any], column: str, longest: int) -> list[str]:
         return list(values)
     for position, value in enumerate(values):
         if not is_text(value) or len(value) > longest:
-            raise ValueError(
-                f"{_describe_value(column, position)} must be text that UTF-8 can encode, without zero characters, of "
-                f"at most {longest} characters"
-            )
+            name = _describe_value(column, position)
+            raise ValueError(f"{name} must be UTF-8 of at most {longest} characters, without zero characters")
     return [str.__str__(value) for value in values]
 
 

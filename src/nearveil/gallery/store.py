@@ -148,10 +148,7 @@ def load_header(connection: sa.Connection, location: str, *, lock: bool = False)
     if len(rows) > 1 or checksum(*values.values()) != stored_checksum:
         raise CorruptedIndexError(location, "the header")
     if stored_format > FORMAT:
-        raise IndexStoreError(
-            f"index {location} has format {stored_format}; this nearveil reads up to format {FORMAT}: install a newer "
-            "nearveil"
-        )
+        raise IndexStoreError(f"index {location} has format {stored_format}, above {FORMAT}: install a newer nearveil")
     try:
         return Header(**values)
     except TypeError:  # the name of a column is corrupted
@@ -331,10 +328,7 @@ def save_binding(connection: sa.Connection, name: str | None) -> None:
 def check_public(connection: sa.Connection, location: str) -> None:
     """Raise if the rows are private."""
     if load_binding(connection, location) is not None:
-        raise PrivateIndexError(
-            f"index {location} has private rows: they cannot be served, published or searched as an open gallery. Use "
-            "a protected gallery"
-        )
+        raise PrivateIndexError(f"index {location} has private rows: only a protected gallery can serve them")
 
 
 def read_map(connection: sa.Connection, number: int, write: Callable[[bytes], object] = lambda _: None) -> str:

@@ -322,10 +322,8 @@ class PureBudget(Budget):
 def _price_pure(text: str) -> int:
     exact = accounting.find_pure_epsilon(parse_event(text), to_exact_decimal)
     if exact is None:
-        raise UnpricedError(
-            f"events: {type(parse_event(text)).__name__} is not pure, and this account has delta 0; "
-            "open one with a delta, or with a plan"
-        )
+        kind = type(parse_event(text)).__name__
+        raise UnpricedError(f"events: {kind} is not pure: open an account with a delta, or with a plan")
     return round_units_up(exact) or 0
 
 
