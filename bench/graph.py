@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 
 from studies._cost_graph import (
@@ -137,7 +138,7 @@ def rates() -> tuple[float, float]:
     """Return what this machine can do at most: 32-bit tile products (FLOP/s) and exponentials (1/s)."""
     from nearveil.privatemail.graph import gaussian
 
-    cores, tile, repeats = gaussian._count_cores(), gaussian.HOST_TILE, 300
+    cores, tile, repeats = joblib.cpu_count(), gaussian.HOST_TILE, 300
     rows = np.full((tile, FEATURES), 0.1, dtype=np.float32)
 
     def products(_: int) -> None:

@@ -58,13 +58,11 @@ class Law:
     #: ``uniforms(outcomes, input)`` returns arrays of the stated distribution function at the outcomes. If the law is
     #: true, the entries of each array are independent and uniform between 0 and 1. Arrays may depend on each other.
     uniforms: Callable[[Any, Any], Sequence[Floats]] | None = None
-    #: ``coins(outcomes, input)`` returns pairs of a bool array and the stated probability of True. If the law is true,
-    #: the entries of each array are independent.
+    #: ``coins(outcomes, input)`` returns arrays of tosses, independent in themselves, with the probability of True.
     coins: Callable[[Any, Any], Sequence[Coin]] | None = None
     #: ``values(outcomes)`` returns numbers of shape (n, k) that rarely repeat.
     values: Callable[[Any], NDArray[Any]] | None = None
-    #: The largest probability of one value in a column of `values`. On a grid, it also bounds the probability of a grid
-    #: cell for `uniforms`.
+    #: The largest probability of one value in a column of `values`, and of a cell of a grid for `uniforms`.
     largest_value: float = 1.0
     largest_row: float = 1.0  #: the largest probability of one row of `values`
     #: ``consistent(outcomes)`` returns, for each run, whether derived results follow from the released numbers: for
@@ -259,8 +257,7 @@ class Experiment:
     run: Callable[[Any, int, Source], Any]
     #: ``log_ratio(outcomes, pair)`` returns ``ln p(outcome | first) / p(outcome | second)`` of each run, shape (n,).
     log_ratio: Callable[[Any, Pair], Floats] | None = None
-    #: Whether `log_ratio` is exact. Then the audit estimates the hockey-stick divergence from it. Otherwise it is only
-    #: a score, and any score is safe.
+    #: Whether `log_ratio` is exact: the audit estimates the divergence from it. Otherwise it is a score; any is safe.
     exact: bool = False
     numbers: Callable[[Any], NDArray[Any]] = np.asarray  #: converts the result of `run` to an array of shape (n, k)
     #: ``run_once(coins, pair, source)`` runs the mechanism *once* on many records, each the pair's first or second

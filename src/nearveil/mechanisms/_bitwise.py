@@ -445,8 +445,7 @@ class Latent(BitwiseRelease):
         Odds that a true 1 becomes 0, from 0.001 to 1000; above 1 in the paper. The default ``e^(-x/2)`` is the best:
         both errors are equally likely, and the exact epsilon is half of the nominal one.
     integer_bits, fraction_bits : int, default=0
-        Bits of a value, besides its sign. Further digits are cut off, and magnitudes above ``2^integer_bits`` are
-        clipped: see :meth:`measure_clipping`.
+        Bits of a value, besides its sign. Larger magnitudes are clipped (:meth:`measure_clipping`), other digits cut.
     scale : float, default=1.0
         Factor for values, which are between -1 and 1. Public.
     pairs : {"strings", "code words"}, default="strings"

@@ -3,8 +3,7 @@
 A message is ``g = a x + (h - <h, x> x) + z``, x being the private unit vector. The height a is a discrete
 Gaussian of scale one on multiples of 1/128, tilted: heights in the cap ``a >= t`` are e^epsilon times as
 likely. h is a plain discrete Gaussian on the same lattice in every coordinate. z is a narrow Gaussian: it
-fills the gaps between the points of the lattice, which depend on x, and hides the rounding of floating point.
-``docs/theory/privunit.md`` has the proofs.
+fills the gaps between the points of the lattice, which depend on x, and hides rounding (``docs/theory/privunit.md``).
 """
 
 import math

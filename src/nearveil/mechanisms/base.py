@@ -121,8 +121,7 @@ class Release(Parameters, ABC):
     def features(self, X: ArrayLike, name: str = "X", *, lenient: bool = False) -> Floats:
         """Centre rows by the public mean and scale them to norm one.
 
-        Errors call them `name`. If `lenient`, for public rows only, a row that equals the public mean becomes zeros
-        instead of an error.
+        Errors call them `name`. If `lenient`, for public rows only, a row that equals the mean becomes zeros.
         """
         self._check_fitted()
         return self._unit_rows(check_rows(X, name), name, lenient=lenient)

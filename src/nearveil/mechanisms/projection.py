@@ -114,16 +114,12 @@ def _learn_projection(
     if kind == "pca":  # not its centring: features are already centred
         return Projection(size, public_id, matrix=PCA(size, svd_solver="full").fit(rows).components_.T)
     if kind == "random":
-        return Projection(size, public_id, matrix=_draw_orthonormal(d, size, seed))
+        directions, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, size)))
+        signs = np.where(np.diagonal(triangle) < 0, -1.0, 1.0)  # depend on the library; both sides need the same
+        return Projection(size, public_id, matrix=directions * signs)
     row_labels = None if labels is None else labels[features.any(axis=1)]
     manifold = SupervisedManifold(size, random_state=seed)
     return Projection(size, public_id, transformer=manifold.fit(rows, row_labels))
-
-
-def _draw_orthonormal(d: int, size: int, seed: int) -> Floats:
-    directions, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, size)))
-    # Signs depend on the library; both sides need the same.
-    return np.asarray(directions * np.where(np.diagonal(triangle) < 0, -1.0, 1.0))
 
 
 def _wrap_transformer(transformer: Any, features: Floats) -> Projection:

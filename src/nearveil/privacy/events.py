@@ -152,8 +152,7 @@ class ClippedVotes(NoisyCounts):
     Squared L2 sensitivity, one neighbour entering and one leaving (``docs/theory/accounting.md``, Lemma 7;
     attacked by ``test_accounting.py``): ``2 clip`` for votes of 0 and 1 (if clip is at least 1, else
     ``2 clip^2``), ``2 clip^2`` for other votes that are not negative, ``4 clip^2`` for votes of either sign. The same
-    with the sum of the neighbours' weights (``docs/theory/private-knn.md``, Theorem 11). The `noise` is the standard
-    deviation on each label.
+    with the sum of the neighbours' weights (``docs/theory/private-knn.md``, Theorem 11). `noise` is that on each label.
 
     Examples
     --------
@@ -191,8 +190,7 @@ class GaussianNoisyMax(NoisyCounts):
 class LaplaceNoisyMax(DpEvent):  # type: ignore[misc]
     """PATE's LNMax: the class with the most teachers' votes after Laplace noise on every count.
 
-    One vote moves: two counts change by 1 each. `noise` is the scale of the Laplace distribution (the inverse of the
-    paper's gamma).
+    One vote moves: two counts change by 1 each. `noise` is the scale, the inverse of the paper's gamma.
 
     Examples
     --------

@@ -182,8 +182,7 @@ class Guarantee(_ValidatedOnUnpickling):
     basis: Basis  #: the theorem or accountant, with a link to its documentation
     sound: bool = True  #: whether it is proved; an unsound guarantee needs a `reason`, and its figures are not checked
     reason: str = ""  #: why it is not sound
-    #: The releases, for accountants. A sound guarantee of a finite epsilon needs at least one, unless epsilon and
-    #: delta are 0.
+    #: The releases, for accountants. A sound one needs any, unless epsilon is infinite, or it and delta are 0.
     events: tuple[DpEvent, ...] = ()
     #: The part of `delta` that samplers of finite precision cost; events do not include it. Proved up to epsilon 64.
     extra_delta: float = 0.0
@@ -408,8 +407,7 @@ def compose(
     Parameters
     ----------
     guarantees : sequence of Guarantee
-        They must agree in `protects`, `unit` and `relation`, and have `events`. An infinite epsilon or a delta of 1
-        is refused.
+        They must agree in `protects`, `unit` and `relation`, have `events`, and a finite epsilon and a delta below 1.
     delta : float, optional
         The delta of the whole, if the parameters of all releases were fixed before the first; composed by privacy loss
         distributions. Parts (:meth:`Guarantee.part`) are refused: compose their wholes.

@@ -397,8 +397,7 @@ class _GridNoise:
 class GaussianNoise(_GridNoise):
     """Discrete Gaussian noise on a grid, as a specification.
 
-    The `sensitivity` is in L2 and the `scale` is the standard deviation. `choose_gaussian_grid` gives a grid of
-    negligible cost.
+    `sensitivity` is in L2, `scale` the standard deviation; `choose_gaussian_grid` gives a grid of negligible cost.
 
     Examples
     --------

@@ -2,8 +2,7 @@
 
 * :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
 * :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
-* :class:`PrivateDiscriminant`: a linear model of the records with noise that is added once; it exports a public
-  :class:`PublicDiscriminant`;
+* :class:`PrivateDiscriminant`: a linear model with noise that is added once; exports a :class:`PublicDiscriminant`;
 * :class:`Student`: learns from the answers, and exports a public :class:`PublicStudent`.
 
 Their rival, PATE, is :class:`studies.pate.PateClassifier`, in ``nearveil-studies``.

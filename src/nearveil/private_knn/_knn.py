@@ -89,8 +89,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     private records: all answers together reveal almost nothing about whether one record, features and label, is
     among them. Queries and answers are public.
 
-    Give ``epsilon``, ``delta`` and ``max_answered``, and the rest is calibrated. Or give the noise yourself, and the
-    guarantee states its cost.
+    Give ``epsilon``, ``delta`` and ``max_answered`` to calibrate the rest, or the noise; the guarantee states its cost.
 
     A fitted estimator holds the private records; so does its pickle. Treat both as private data.
 
@@ -103,14 +102,12 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     max_answered : int, default=1000
         Maximum number of answered queries; later ones are declined.
     n_neighbors : int, optional
-        Number of records that vote, chosen without looking at the private records. By default 8 for each unit of vote
-        noise.
+        Number of records that vote, chosen without looking at the records. By default 8 for each unit of vote noise.
     accounting : {"auto", "individual", "worst-case"}, default="auto"
         "individual" limits the votes of each record: a record votes where it is within a public radius of the query,
         until its votes are used up, with noise for these alone. It needs `public` rows in `fit`, and all queries at
         once: a call of `predict` with a part of `max_answered` queries gets that part of the budget. "worst-case"
-        charges every answer to every record. "auto" is individual where at least 300 public rows are given and no
-        parameter of the worst case is.
+        charges every answer to every record. "auto": individual with 300 public rows and no worst-case parameter.
     least_records : int, optional
         Public lower bound on the number of records (or groups), for individual accounting. By default the number is
         released with noise, for a hundredth of the budget.
@@ -131,22 +128,18 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     vote_noise : float, optional
         Standard deviation of the noise on every count.
     max_screened : int, optional
-        Maximum number of screened queries; 1.5 times `max_answered` by default. 0 for no screening: every query is
-        answered, up to `max_answered`.
+        Maximum number of screened queries; 1.5 times `max_answered` by default. 0: every query is answered.
     votes : {"classes", "soft", "binary", "nonnegative", "signed"}, default="classes"
         "classes": y has one label a record. "soft": y has a row of weights a record, of at least 0, that sum to at
-        most 1. The others vote on many labels at once, without screening: rows of 0 and 1, of weights, or of weights
-        of either sign.
+        most 1. The others vote on many labels, without screening: rows of 0 and 1, of weights, or of signed weights.
     clip : float, optional
         For many labels: a record's votes are scaled down to this L1 norm (the supplement's tau). Choose about as many
         labels as records have: a record with more counts less. A label is given if the noisy sum of its votes is
         more than half of the noisy sum of the voters' weights; with signed votes, more than 0.
     classes : array-like, optional
-        The public list of classes. By default the classes are read from the labels, and the guarantee is about a
-        record of a class that occurs anyway.
+        The public list of classes. By default those of the labels; the guarantee then assumes that they occur anyway.
     feature_norm : float, optional
-        Public. None scales every row to norm 1, so that angles are compared. A number compares distances; rows that
-        are longer than it are scaled down to it.
+        Public. None scales rows to norm 1, to compare angles. A number compares distances, and limits the norm to it.
     bounds : tuple (low, high), optional
         Public bounds of the columns, each a number or a number for each column, from public knowledge alone. Rows and
         queries are scaled by them to [-1, 1], values beyond are clipped, and distances are compared.
@@ -154,8 +147,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         The label of declined queries, of the type of the classes and not one of them. By default -1, or "" if the
         classes are names; if that is a class, the number below all classes, or "declined".
     unit : str, default="record"
-        The meaning of one row, which is protected; it must be the account's unit. Give "person with all images" only
-        if each person has one row.
+        The protected meaning of one row, and the account's unit. Give "person" only if each person has one row.
     ledger : Ledger or str, optional
         The ledger that records spending. Estimators show their parameters, so a URL with a password is refused: leave
         it to PGPASSWORD or ~/.pgpass, or give a Ledger.
@@ -488,8 +480,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, NeighborEstimator[NDArray[np.fl
         Public bounds of the values. Do not read them from the private records.
     method : {"mean", "median"}, default="mean"
     n_neighbors : int, optional
-        How many records vote. By default so many that the noise is a 32nd of the range (mean) or an eighth of the
-        voters (median).
+        How many records vote. By default the noise is a 32nd of the range (mean) or an eighth of the voters (median).
     vote_noise : float, optional
         Standard deviation of the noise: on the sum of the values, or on each count of the bisection.
     depth : int, default=8

@@ -46,8 +46,7 @@ _CENTRE_NORM = 0.5  # of the longest row within bounds: longer ones are scaled d
 def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1) -> VotePlan:
     """Return the plan of publishing a discriminant `publications` times: open an account with its ``events``.
 
-    `epsilon` and `delta` are those of all publications together. The plan depends on these three figures alone, not on
-    classes, features or records.
+    `epsilon` and `delta` are those of all publications together. The plan depends on these three figures alone.
 
     Examples
     --------
@@ -70,8 +69,7 @@ def _round_up(noise: float) -> float:
 class Forecast:
     """Expected accuracy. Computed from private records without noise: never publish it."""
 
-    #: Expected share of right answers, each class counting the same: cross-validated, the mean over 20 draws of
-    #: simulated noise.
+    #: Expected share of right answers, each class counting the same: cross-validated, over 20 draws of noise.
     accuracy: float
     accuracy_range: tuple[float, float]  #: the first and the last decile of the draws; you publish one draw
     class_accuracy: dict[Any, float]  #: the same of each class that has records
@@ -79,8 +77,7 @@ class Forecast:
     without_noise: float
     floor: float  #: accuracy of the best constant answer: one over the number of classes
     records_per_class: dict[Any, int]
-    #: Standard deviation of the noise on a class's count, in records. The noise on each number of its sum is a quarter
-    #: of that, in units of a record's length.
+    #: Standard deviation of the noise on a class's count, in records; that on its sum is a quarter, in lengths.
     noise_per_class: float
 
     @property
@@ -115,8 +112,7 @@ class PrivateDiscriminant(ClassifierMixin, linear.LinearPredictions, spending.Pa
         Share of the covariance's trace that is added to its diagonal.
     bounds : tuple (low, high) or "public", optional
         Public bounds of the columns, as of :class:`PrivateKNeighborsClassifier`. "public" takes three standard
-        deviations on either side of the means of the public rows. Without public rows, a fifth of the budget goes to
-        the mean of the scaled rows.
+        deviations on either side of the public means. Without public rows, a fifth of the budget goes to the mean.
     publications : int, default=1
         Number of fits that together cost epsilon and delta. Only an account counts them.
     classes, unit, ledger, source
@@ -177,8 +173,7 @@ class PrivateDiscriminant(ClassifierMixin, linear.LinearPredictions, spending.Pa
             Public rows without labels; the more like the private ones, the better. None may be a private row. Without
             them, rows are scaled to norm one as they are, and all directions count the same.
         groups : array-like of shape (n,), optional
-            Private. The person, or other owner, of each record: the guarantee is about all records of one, which
-            together count as much as one record.
+            Private. The person, or other owner, of each record. All records of one together count as one.
 
         Raises
         ------
@@ -205,8 +200,7 @@ class PrivateDiscriminant(ClassifierMixin, linear.LinearPredictions, spending.Pa
     ) -> Forecast:
         """Estimate the accuracy before anything is paid. For the owner of the records alone: never publish it.
 
-        Takes what :meth:`fit` takes. Cross-validation with simulated noise. The result is computed from the private
-        records and is not protected.
+        Takes what :meth:`fit` takes. Cross-validates the private records with simulated noise, unprotected.
         """
         estimator, plan = self._prepare(X, y, public, groups)
         records = estimator._project_simulated(plan.vote_noise)

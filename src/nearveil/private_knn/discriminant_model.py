@@ -225,8 +225,7 @@ def fit_discriminant(means: ClassMeans, shrinkage: float) -> LinearScores:
 
 def calibrate_scores(scores: LinearScores, means: ClassMeans, public_rows: Rows) -> LinearScores:
     """Return scores divided by the temperature that makes the classes of simulated rows most likely."""
-    # An image is a draw of a class's mean plus a public deviation, scaled to the variance within classes. All is
-    # public, so the seed is fixed.
+    # An image is a class's drawn mean plus a public deviation, scaled to the variance within. The seed is public.
     temperature = _LEAST_TEMPERATURE
     if len(public_rows):
         simulated, class_numbers = _simulate(means, public_rows)

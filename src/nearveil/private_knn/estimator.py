@@ -93,11 +93,9 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         groups : array-like of shape (n,), optional
             Private. The person, or other owner, of each record: the guarantee is about all records of one.
         public : array-like of shape (n_public, d), optional
-            Public rows like the private ones, better 1,000 than 300, for individual accounting. No private row may be
-            among them.
+            Public rows like the private ones, none of them private; better 1,000 than 300. For individual accounting.
         public_groups : array-like of shape (n_public,), optional
-            The group of each public row. Individual accounting of `groups` needs them: how often a person passes
-            depends on the number of its records.
+            The group of each public row, needed for individual accounting of `groups`, which may differ in size.
         """
         self._warn_of_parameter_search()
         poll = self._copy_parameters()
@@ -284,8 +282,7 @@ class Answers:
     labels: NDArray[Any]
     answered: NDArray[np.bool_]  #: shape (n_queries,)
     votes: NDArray[np.float64]  #: the noisy counts of each class that decided; NaN where a query was declined
-    #: The noisy sum of the voters' weights, for votes "binary" and "nonnegative": a label is given where its votes are
-    #: more than half of it.
+    #: The noisy sum of the voters' weights, for "binary" and "nonnegative": a label needs more than half of it.
     weight: NDArray[np.float64] | None = None
     forecast: VoteForecast | None = None  #: of individual accounting: the terms of the queries that were new
 
@@ -337,8 +334,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries as `predict` does, for the same price, with each class's share of the noisy votes.
 
-        Rows sum to 1; NaN where a query was declined. Negative counts count as none. :meth:`answer` gives these votes
-        and the labels at the price of one.
+        Rows sum to 1; NaN where a query was declined. Negative counts are none. :meth:`answer` also gives the labels.
         """
         votes = np.maximum(self.answer(X).votes, 0.0)
         sums = votes.sum(axis=1, keepdims=True)

@@ -473,8 +473,7 @@ def draw_voters(
 ) -> Iterator[list[Voters]]:
     """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NO_VOTER`."""
     # The draws do not depend on the records, so this is drawing the kept ranks of the full order. A list that is too
-    # short for its coins is lengthened; the coins stay (docs/theory/private-knn.md; attacked by
-    # tests/private_knn/test_coins.py).
+    # short for its coins is lengthened; the coins stay (docs/theory/private-knn.md; test_coins.py).
     most = min(n_neighbors, search.n_rows)  # no sample keeps more
     for rows, ids in search.batches(queries, sample.list_length(most)):
         coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]

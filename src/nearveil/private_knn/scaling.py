@@ -21,8 +21,7 @@ class ScalingWarning(UserWarning):
 class ColumnBounds:
     """Public bounds of each column. They map a row to [-1, 1], whatever the other rows are."""
 
-    # Element by element in IEEE arithmetic: exact to the last bit (docs/howto/pipelines.md; attacked by
-    # test_scaling.py).
+    # Element by element in IEEE arithmetic: exact to the last bit (docs/howto/pipelines.md, test_scaling.py).
 
     low: Rows = field(repr=False)
     high: Rows = field(repr=False)

@@ -107,14 +107,12 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     of this object holds no record either, but the voter's parameters, with the ledger's address.
 
     The voter's `epsilon` and caps are those of all rounds together. Noise is the same in all of them; `shares` divides
-    the caps. The choice of rows and their features may follow from earlier answers: the guarantee is that of the caps
-    (``docs/theory/private-knn.md``).
+    the caps. Rows and features may follow from earlier answers, because the guarantee is that of the caps.
 
     Parameters
     ----------
     voter : PrivateKNeighborsClassifier or studies.pate.PateClassifier
-        Cloned for every round. It must be given: its epsilon is that of the student. An account is debited by every
-        round.
+        Cloned for every round, which debits its account. It must be given: its epsilon is that of the student.
     student : classifier, optional
         Cloned for every round; by default a support vector machine. Gets the public features, or the images themselves
         if its tags say that it takes them (``input_tags.three_d_array``), as a network may.

@@ -206,8 +206,7 @@ class PublicStudent(published.PublicModel):
     def to_bytes(self) -> bytes:
         """Return the student as bytes: numbers and JSON, no code.
 
-        A classifier must be the default, a ``studies.networks.NetworkStudent`` or linear: others have no format without
-        code here.
+        Of the default, a linear classifier or ``studies.networks.NetworkStudent``: others have no format without code.
         """
         space = self._space
         has_function = space is not None and self._features not in (None, hog)

@@ -66,8 +66,7 @@ def smlq_step(
     """Take one step of the supervised manifold learning query; return the moved rows, and v(Z) before the step.
 
     Eq. 4 of the 2022 paper: ``Z + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Z``. A step never raises
-    ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` and preserves the mean of the rows, weighted by degree
-    (proofs: ``docs/theory/manifold.md``).
+    ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)``, nor moves the degree-weighted mean (``docs/theory/manifold.md``).
 
     `graph` has the weights w of the attraction, `labels` the weights v of the repulsion; `label_weight` is alpha.
 
@@ -160,8 +159,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     random_state : int, RandomState instance or None, default=None
         Seed of the random start. Not a source of privacy.
     label_encoding : {"integer", "one-hot"}, default="integer"
-        See :func:`nearveil.privatemail.graph.label_graph`. The papers use "integer"; "one-hot" suits
-        unordered classes and names.
+        See :func:`nearveil.privatemail.graph.label_graph`. The papers use "integer"; "one-hot" suits names.
     label_bandwidth : float, optional
         Bandwidth of the label weights. Default: `bandwidth`, as in the papers.
 
@@ -224,16 +222,14 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     def fit_transform(self, X: Array, y: Array | None = None) -> Array:
         """Embed the rows of `X` and return the embedding.
 
-        With labels, ``transform`` returns a different embedding of the same rows: it treats every row as new and
-        unlabelled.
+        With labels, ``transform`` embeds the same rows differently: it treats every row as new and unlabelled.
         """
         return self.fit(X, y).embedding_
 
     def transform(self, X: Array) -> Array:
         """Embed new rows without labels.
 
-        Each is placed at the fixed point of the step: the average of the fitted rows, weighted by the Gaussian kernel
-        of the features.
+        Each is placed at the fixed point of the step: the average of the fitted rows, weighted by the kernel.
         """
         check_is_fitted(self)
         X = self._check_input(X, reset=False)

@@ -55,9 +55,8 @@ class PrivateMail(Release):
     public_seed : int, default=0
         Seed of the start and of that draw: public, equal on both sides, never used for noise.
     as_published : {"2022", "2021", "2022-code"}, optional
-        Reproduce a paper or the authors' program instead; "2021" and "2022-code" need nearveil-studies. All are
-        unsound: `release` then takes the target's label, and the server needs the labels of its gallery.
-        :meth:`published` sets their parameters.
+        Reproduce a paper or the authors' program; "2021" and "2022-code" need nearveil-studies. All are unsound: they
+        take the target's label, and the gallery's. :meth:`published` sets their parameters.
     allow_unsound : bool, default=False
         Required for `as_published`.
 
@@ -175,8 +174,7 @@ class PrivateMail(Release):
     ) -> engines.GalleryEmbedding:
         """Embed the server's items with the anchors, once for many messages.
 
-        `gallery_labels` are for `as_published` only. `steps` are the public steps of the messages to rank, by default
-        `n_public_steps`.
+        `gallery_labels` are for `as_published` only; `steps` are those of the messages, by default `n_public_steps`.
         """
         features = self.features(gallery, "gallery", lenient=True)
         labels = None if gallery_labels is None else check_labels(gallery_labels, len(features), "gallery_labels")

@@ -156,8 +156,7 @@ class PublishedEngine:
         self, anchor_weights: Floats, target_weights: Floats, labels: Labels, start: Floats, source: Source
     ) -> Floats:
         """Embed the client's rows, targets before anchors, with the targets' true labels, which leak; add noise."""
-        # `anchor_weights` are between anchors, `target_weights` from the targets to all rows, both with a zero
-        # diagonal.
+        # `anchor_weights` are between anchors, `target_weights` from targets to all rows; diagonals are zero.
         t = len(target_weights)
         weights = np.empty((len(start), len(start)))
         weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T

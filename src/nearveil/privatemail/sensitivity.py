@@ -42,8 +42,7 @@ def target_only(anchors: Any, start: Any, *, bandwidth: float, norm: Norm = "l2"
     """Bound the change of the target's row if one private, unlabelled target is replaced; all else is public.
 
     Theorems A and A' of ``docs/theory/sensitivity.md``. Attacked by ``test_no_target_passes_the_bound`` of
-    ``tests/privatemail/test_sensitivity.py``. The bound depends on public data alone, so it may be published. Labels of
-    anchors do not enter it.
+    ``tests/privatemail/test_sensitivity.py``. The bound is of public data, so it may be published; no label enters.
 
     Parameters
     ----------
@@ -97,8 +96,7 @@ def compute_form(anchors: Floats, anchor_start: Floats, bandwidth: float) -> Flo
     if len(anchors) == 1:  # it moves half-way to its only neighbour, the target, for any weight
         return np.zeros((columns, columns))
     # Q_c' K Q_c = c H' (W + I) H: K + 1 is e^(u x_ci.x_cj) = e^u w_ij h_i h_j with
-    # h_i = e^(u (|x_mean|^2 / 2 - x_i.x_mean)), and the columns of Q_c sum to zero, so the 1 has no effect and the
-    # weights of the graph suffice.
+    # h_i = e^(u (|x_mean|^2 / 2 - x_i.x_mean)), and the columns of Q_c sum to zero, so the 1 has no effect.
     mean = anchors.mean(axis=0)
     scaled = np.exp(u * (mean @ mean / 2 - anchors @ mean))[:, None] * (anchor_start - anchor_start.mean(axis=0))
     product = gaussian_graph(anchors, bandwidth, method="exact").matmul(scaled)
@@ -168,8 +166,7 @@ def published_2022(
     ``M sqrt(n + 1) / 2 |Q|_F`` with n the rows of `start`. Lemma 1 bounds ``|M_i|^2`` and uses it as
     ``|M_i|``: ``test_the_bound_of_2022_is_passed`` shows a pair of data sets that it does not cover.
 
-    Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``. If `as_programmed`, one c^2 is c, as in the
-    authors' program.
+    Labels are 0 to ``n_classes - 1``, the paper's c. If `as_programmed`, one c^2 is c, as in the authors' program.
 
     Examples
     --------

@@ -53,7 +53,7 @@ def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, cores
     X, Z = unit_rows(103, 4), unit_rows(103, 2, seed=1)
     weights = dense_weights(X, 0.7)
     monkeypatch.setattr(gaussian, "HOST_TILE", 7)
-    monkeypatch.setattr(gaussian, "_count_cores", lambda: cores)
+    monkeypatch.setattr("joblib.cpu_count", lambda: cores)
     graph = gaussian_graph(X, 0.7, method="exact")
     np.testing.assert_allclose(graph.matmul(Z), weights @ Z, atol=1e-13)
     np.testing.assert_allclose(graph.interpolate(X, Z), (weights + np.eye(103)) @ Z / (weights.sum(1) + 1)[:, None])

@@ -5,8 +5,7 @@ neighbours; every set contains the items in greatest demand, given how often the
 two steps alternate. The first passes share a query among the sets with about the same coverage, less and less softly.
 More sets than needed are learned at first, and the least useful ones dropped.
 
-Coverage and demand are sparse, and a large gallery learns from a part of its items as queries. Everything is public,
-so random choices are seeded.
+Coverage and demand are sparse, and a large gallery learns from some of its items. Random choices are seeded.
 """
 
 from collections.abc import Callable, Iterator
@@ -440,8 +439,7 @@ class _Task:
 
     def learn(self, least: int, most: int, seed: int) -> Iterator[tuple[csr_array, float]]:
         """Yield fewer and fewer sets, learned from one start, with recall on other queries, until recall falls."""
-        # Learning too many sets and dropping the least useful ones gives better sets than starting with the best
-        # number.
+        # Learning too many sets and dropping the least useful ones is better than starting with the best number.
         n, total = self.n_items, len(self.rows)
         usual = usual_number(n, self.set_size, self.epsilon, least, most)
         count = max(_ANNEALED, _QUERIES_A_SET * usual, self.n_items // _ITEMS_A_QUERY)

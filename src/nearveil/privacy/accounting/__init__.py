@@ -268,8 +268,7 @@ class PldAccountant(Accountant):
     The tightest, and the default. If its grid is too coarse, :class:`RdpAccountant` gives a second bound; if all
     mechanisms are pure, their sum gives a third. The result is the least of these.
 
-    Screenings have no single worst pair. Their exact adaptive composition enters as one mechanism, which is safe in
-    any order with the rest (Theorem 5).
+    Screenings have no worst pair: their exact adaptive composition enters as one mechanism, in any order (Theorem 5).
 
     Examples
     --------
@@ -387,8 +386,7 @@ class RenyiFilter(_Filter):
 
     Each order has a budget, and each mechanism pays its divergence at every order. The filter admits a mechanism while
     the total of at least one order is within its budget. The orders share delta equally, because the binding one may
-    depend on the answers (``docs/theory/accounting.md``, Theorem 6; Feldman and Zrnic 2021, Lecuyer 2021). Its epsilon
-    and delta hold however the budget is spent.
+    depend on the answers (``docs/theory/accounting.md``, Theorem 6; Feldman and Zrnic 2021, Lecuyer 2021).
 
     Examples
     --------

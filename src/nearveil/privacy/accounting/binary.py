@@ -6,8 +6,7 @@ the whole as a function of ``a = exp(epsilon)``; then Bellman's equation
 
     V_0(a) = max(1 - a, 0),    V_{i+1}(a) = max over pairs of  sum_o P(o) V_i(a Q(o) / P(o))
 
-gives it exactly, and this module computes it from above. Three facts make that quick and safe; all are
-proved in ``docs/theory/accounting.md``:
+gives it exactly; this module computes it from above, by three facts that ``docs/theory/accounting.md`` proves:
 
 * V is convex in a, so a chord between two points of a grid is above it;
 * a pair is a *move*: an outcome of probability `rising` becomes likelier by `gain`. The sum is convex in
@@ -65,8 +64,7 @@ class Moves:
 class PrivacyCurve:
     """An upper bound on delta as a function of epsilon, for both directions."""
 
-    # On the grid ``a = exp(spacing * (first + i))``, `excess` holds ``V(a) - max(1 - a, 0)``; V is linear between
-    # points.
+    # `excess` holds ``V(a) - max(1 - a, 0)`` at ``a = exp(spacing * (first + i))``; V is linear between points.
 
     spacing: float
     first: int

@@ -1,7 +1,6 @@
 """Gaussian graphs as linear operators, on NumPy arrays and torch tensors, and the checks of their arguments.
 
-This package uses the array API standard. NumPy 2 implements it, so ``array_api_compat`` is imported for other libraries
-only.
+The package uses the array API standard, which NumPy 2 implements; ``array_api_compat`` is for other libraries.
 """
 
 from abc import ABC, abstractmethod
@@ -108,8 +107,7 @@ class GaussianGraph(ABC):
     """Gaussian weights ``exp(-|x_i - x_j|^2 / (2 bandwidth^2))`` between unit rows, without self-loops.
 
     A linear operator that never forms its matrix, built by :func:`nearveil.privatemail.graph.gaussian_graph`; `method`
-    is "exact" or "series". `error_bound` is the certified largest ``|w~ - w| / w`` of an edge with
-    computed weight w~, except for rounding.
+    is "exact" or "series". `error_bound` is the certified largest ``|w~ - w| / w`` of an edge, besides rounding.
 
     Examples
     --------

@@ -1,12 +1,12 @@
 """Gaussian graphs over unit rows: exact or by series, also on Dask arrays."""
 
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import joblib
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
@@ -100,7 +100,7 @@ def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: 
 
 def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
     """Run the strips of :func:`_multiply_symmetric` on one thread per core; a machine always gives the same bits."""
-    workers = min(_count_cores(), -(-X.shape[0] // HOST_TILE))
+    workers = min(joblib.cpu_count(), -(-X.shape[0] // HOST_TILE))
     if workers == 1:
         return _multiply_symmetric(X, Z, sharpness, HOST_TILE)
 
@@ -109,11 +109,6 @@ def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
 
     with _BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         return np.sum(list(pool.map(multiply, range(workers))), axis=0)
-
-
-def _count_cores() -> int:
-    """Return the number of cores of this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _multiply_rectangular(A: Array, B: Array, Z: Array, sharpness: float) -> Array:
@@ -142,8 +137,7 @@ def gaussian_graph(X: Array, bandwidth: float, method: Method = "auto", toleranc
         in the inner products, O(n d^degree) time; the least degree that meets `tolerance`.
         "auto": the cheaper of the two within `tolerance`.
     tolerance : float, default=1e-6
-        Largest ``|w~ - w| / w`` of an edge; see ``error_bound`` of the result. Rounding stays below it too, or an
-        error is raised.
+        Largest ``|w~ - w| / w`` of an edge; see ``error_bound`` of the result. Rounding above it raises an error.
 
     Examples
     --------

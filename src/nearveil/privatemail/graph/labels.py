@@ -100,9 +100,8 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
     bandwidth : float, default=1.0
         The s of ``exp(-|y_i - y_j|^2 / (2 s^2))``.
     encoding : {"integer", "one-hot"}, default="integer"
-        "integer": labels are whole numbers from 0 and the kernel takes their difference, as the
-        papers do. "one-hot": any two classes are equally far apart, ``|y_i - y_j|^2 = 2``; labels
-        may then be of any kind that can be sorted.
+        "integer": labels are whole numbers from 0 and the kernel takes their difference, as the papers do. "one-hot":
+        any two classes are equally far apart, ``|y_i - y_j|^2 = 2``; labels may then be of any kind that can be sorted.
 
     Examples
     --------
