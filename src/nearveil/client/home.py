@@ -204,11 +204,12 @@ def _search(copy: LoadedCopy, features: FeatureMaker, question: NearestQuestion,
 
 async def search_index(session: Session, question: NearestQuestion, index: "Index") -> Outcome:
     """Find the items nearest to each query in a local index, exactly. Nobody observes it: no deadline."""
-    info = await session.find_gallery(question.gallery, "open", refresh=True, published=False)
-    check_filter(question.where, info)
+    if question.gallery is not None:  # else no map is read
+        await session.find_gallery(question.gallery, "open", published=False)
+    check_filter(question.where, await asyncio.to_thread(index.metadata_keys))
     if not len(index):
         raise QuestionError("gallery", "the index is empty: add items first")
-    extracted = question.queries, info.fingerprint, info.dimension, info.metric
+    extracted = question.queries, index.extractor, index.dimension, index.metric
     rows = await asyncio.to_thread(session.features.rows, *extracted)
     return Outcome([await asyncio.to_thread(_search_index, index, row, question) for row in rows])
 

@@ -150,7 +150,7 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
     try:
         account = await session.require_account(question.gallery) if not question.allow_unsound else session.account
         info, rows = await session.prepare_features(question.queries, question.gallery)
-        check_filter(question.where, info)
+        check_filter(question.where, info.metadata_keys)
         public = await session.fetch_map(info, question.candidates, traffic)
     except UnreachableError as unreachable:
         raise UnreachableError(f"{unreachable}; nothing was paid", again=unreachable.again) from None
@@ -347,9 +347,8 @@ def _to_unanswered(error: Exception, key: str) -> UnansweredError:
     return unanswered
 
 
-def check_filter(where: Filter | None, info: GalleryInfo) -> None:
+def check_filter(where: Filter | None, keys: Sequence[str] | None) -> None:
     """Refuse a filter by a key that no item has. Nothing is sent for it: a filter is private."""
-    keys = info.metadata_keys
     if isinstance(where, Mapping) and keys is not None and (unknown := where.keys() - set(keys)):
         listing = ", ".join(keys) or "none"
         words = f"no item has {min(unknown)!r} in its metadata; the keys are: {listing}"
