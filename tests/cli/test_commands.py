@@ -103,6 +103,7 @@ def test_certificates_that_nobody_would_use_are_refused(where: tuple[str, ...]) 
         ("plan", "--items", "100000", "--epsilon", "0.00001"),
         ("cost", "500x0.5", "--sets", "20"),
         ("budget", "show", "camera"),
+        ("budget", "history"),
         ("study",),
         ("audit", "--list"),
     ],

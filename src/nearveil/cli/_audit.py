@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 _STYLES = {"kept": "green", "broken": "red", "undecided": "yellow"}
 _EXIT_CODES = {"kept": 0, "broken": 1, "undecided": 3}  # 2 is a usage error
 _SPECIMENS = "Broken on purpose: each must be caught"
-_LEGEND = """\
-broken     an attack shows more epsilon than promised, or a check of the mechanism's behaviour failed; a sound mechanism
-           is called broken with a probability of at most 1e-6
-kept       neither, and the best attack may show at most the guarantee plus a tenth (plus 0.05); this is no proof
-undecided  too few runs; use more (--effort)
-unsound    beside a verdict: the mechanism itself states that its guarantee is not proved
-"shown" is a lower bound on epsilon."""
+_LEGEND = (
+    "broken: an attack shows more epsilon than promised, or a check of the mechanism's behaviour failed; a sound "
+    "mechanism is called broken with a probability of at most 1e-6",
+    "kept: neither, and the best attack may show at most the guarantee plus a tenth (plus 0.05); this is no proof",
+    "undecided: too few runs; use more (--effort)",
+    "unsound, beside a verdict: the mechanism itself states that its guarantee is not proved",
+    '"shown" is a lower bound on epsilon.',
+)
 
 
 @command(extra="audit")
@@ -138,7 +139,7 @@ def _print_reports(reports: "dict[str, list[Report]]", wrong: list[str], out: Pa
         output.print_table(
             headings, rows, title=title, right=headings[1:-1], no_wrap=headings[1:]
         )  # never cut off figures
-    output.print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"Wrote the report to {out}."]))
+    output.print_lines(*_LEGEND, *([] if out is None else [f"Wrote the report to {out}."]))
     output.print_lines(*wrong, style="red")
 
 

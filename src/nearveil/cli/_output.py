@@ -152,6 +152,7 @@ def print_table(
     for pattern in _BREAKS:
         cells = [[_break_words(cell, pattern) for cell in row] for row in cells]
         columns = [[heading, *(row[number].plain for row in cells)] for number, heading in enumerate(headings)]
+        columns = [[text.replace(" ", "_") for text in texts] if texts[0] in no_wrap else texts for texts in columns]
         widths = _fit_words(columns, console.width - 3 * len(columns) - 1)
         if None not in widths:
             break
@@ -213,10 +214,14 @@ def show_bars() -> Iterator[Progress]:
     with display as show:
         show(stage)
 
+        def finish() -> None:
+            if is_verbose():
+                print_lines(f"{stage.text}: {stage.seconds:.1f} s", stderr=True)
+
         def start(text: str, total: int | None) -> Tick:
             nonlocal stage
-            if is_verbose() and text != stage.text:
-                print_lines(f"{stage.text}: {stage.seconds:.1f} s", stderr=True)
+            if text != stage.text:
+                finish()
             current = stage = _Stage(text, total)
             advance = show(current)
 
@@ -228,7 +233,7 @@ def show_bars() -> Iterator[Progress]:
 
         with use_display(start):
             yield start
-        start("", None)
+        finish()
 
 
 @contextmanager
