@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
+from sqlalchemy.engine import make_url
 
 from nearveil.gallery import store
 from nearveil.gallery.codes import Longs, Singles
@@ -13,7 +14,7 @@ from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, check_k
 from nearveil.gallery.store import FEATURES, Header
 from nearveil.progress import Tick
-from nearveil.storage import Database, describe_url, parse_url
+from nearveil.storage import Database, describe_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": the advisory lock of those who create an index in one server
 _PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB, where a scan is fastest
@@ -56,7 +57,10 @@ class PostgresIndex(Index):
 
     @classmethod
     def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:
-        url = parse_url(location, "location")
+        try:
+            url = make_url(location).set(drivername="postgresql+psycopg")
+        except (sa.exc.ArgumentError, ValueError):
+            raise ValueError("location must be a directory, or a URL such as postgresql://user@host/database") from None
         return Database(url, timeout, prepare=_prepare, explain=explain), describe_url(url)
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:

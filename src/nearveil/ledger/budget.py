@@ -147,7 +147,9 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
     if not guarantee.sound:
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:
-        raise ValueError("guarantee: epsilon is infinite, or delta 1: no accountant prices its events")
+        raise ValueError(
+            "guarantee: it guarantees nothing (infinite epsilon, or delta 1): no accountant prices its events"
+        )
     if guarantee.protects != protects:
         raise ValueError(f"guarantee protects a {guarantee.protects}, this account a {protects}")
     # Every message is charged, so an account of queries covers any unit. An account of a database does not: a person
