@@ -11,7 +11,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.progress import Progress as Bars
 from rich.prompt import Confirm
 from rich.table import Column, Table
 
@@ -28,6 +30,7 @@ from studies.serving import Loopback, serve_on_loopback
 if TYPE_CHECKING:
     from nearveil.client import Client, Nearest
     from nearveil.ledger import Account
+    from nearveil.progress import Progress, Tick
 
 WORD = "hospital"
 QUERIES = 20  # private words, which are not in the gallery
@@ -80,25 +83,37 @@ def split_words() -> Words:
     return Words([words[n] for n in others], rows[others], [words[n] for n in private], rows[private])
 
 
-def build_words(words: Words, folder: Path) -> None:
+@contextmanager
+def show_bars(console: Console) -> "Iterator[Progress]":
+    """Yield a function that starts a progress bar; it shows nothing where the output is no terminal."""
+    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
+
+        def start(text: str, total: int | None) -> "Tick":
+            task = bars.add_task(text, total=total)
+            return lambda count: bars.advance(task, count)
+
+        yield start
+
+
+def build_words(words: Words, folder: Path, progress: "Progress | None" = None) -> None:
     """Index the words."""
     from nearveil import Index
 
     with Index.create(folder, dimension=words.rows.shape[1], metric="cosine") as index:
-        index.add_table(words.rows, names=words.gallery)
-        index.publish(EPSILON)
+        index.add_table(words.rows, names=words.gallery, progress=progress)
+        index.publish(EPSILON, progress=progress)
 
 
-def build_photos(folder: Path, private: Path, index: Path) -> int:
+def build_photos(folder: Path, private: Path, index: Path, progress: "Progress | None" = None) -> int:
     """Write the details of photographs as files, and index them with two maps; return how many."""
     from nearveil import Index
     from nearveil.features import HogColor
     from nearveil.gallery.sync import sync_folder
 
     write_details(folder, private, DETAILS)
-    report = sync_folder(folder, index, extractor=HogColor(), epsilon=EPSILON, candidates=0.2)
+    report = sync_folder(folder, index, extractor=HogColor(), epsilon=EPSILON, candidates=0.2, progress=progress)
     with Index.open(index) as gallery:
-        gallery.publish(EPSILON, 0.1)
+        gallery.publish(EPSILON, 0.1, progress=progress)
     return report.items
 
 
@@ -227,9 +242,11 @@ def main(arguments: list[str] | None = None) -> None:
     out.mkdir(parents=True)
     words, private = split_words(), out / "private"
     say(f"Index {len(words.gallery):,} English words by their GloVe vectors")
-    build_words(words, out / "words")
+    with show_bars(console) as progress:
+        build_words(words, out / "words", progress)
     say(f"Index {DETAILS} details of each of {len(PHOTOGRAPHS)} free photographs")
-    n_photos = build_photos(out / "photos", private, out / "gallery")
+    with show_bars(console) as progress:
+        n_photos = build_photos(out / "photos", private, out / "gallery", progress)
     config = out / "server.toml"
     config.write_text(_CONFIG.format(words=(out / "words").resolve(), photos=(out / "gallery").resolve()))
     say("Start a server for both galleries")

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nearveil.server import TokenStore
-
 _GRACE = 30.0  # seconds to stop
 
 
@@ -27,6 +25,8 @@ class Loopback:
 @contextmanager
 def serve_on_loopback(*arguments: str | Path) -> Iterator[Loopback]:
     """Run ``nearveil serve`` with `arguments` on a free port of loopback; stop it when the context ends."""
+    from nearveil.server import TokenStore
+
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = Path(folder) / "tokens.db", Path(folder) / "log"
         with TokenStore(tokens) as store:
