@@ -131,6 +131,17 @@ def test_fast_forms_of_a_network_agree_with_it(
         np.testing.assert_allclose(row, wanted / np.linalg.norm(wanted), rtol=0, atol=tolerance)
 
 
+def test_a_part_of_a_network_and_other_layers_around_it_agree_with_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    for layers in (backbone("MobileNetV2")[:4], backbone("MobileNetV2")[:3].append(torch.nn.Softplus())):
+        extractor = TorchExtractor(torch.nn.Sequential(torch.nn.AvgPool2d(2), layers), side=64, mean=127, std=128)  # type: ignore[arg-type]
+        for image, row in zip(PICTURES[:3], extractor.extract(PICTURES[:3]), strict=True):
+            pixels = torch.from_numpy((resize(image, 64).transpose(2, 0, 1)[None] - np.float32(127)) / np.float32(128))
+            with torch.inference_mode():
+                wanted = extractor._module(pixels).mean((2, 3))[0].numpy()
+            np.testing.assert_allclose(row, wanted / np.linalg.norm(wanted), rtol=0, atol=1e-6)
+
+
 def test_lite0_agrees_with_another_implementation(
     lite0: Extractor, small_photos: tuple[NDArray[np.uint8], NDArray[np.float32]]
 ) -> None:

@@ -235,12 +235,12 @@ def _make_fast_network(network: Any) -> Callable[[Any], Any]:
     torch = import_torch()
     network = copy.deepcopy(network)
     for part in list(network.modules()):
-        if hasattr(part, "conv"):
+        if hasattr(part, "uneven"):
             part.conv = torch.nn.utils.fusion.fuse_conv_bn_eval(part.conv, part.norm)
             part.norm = torch.nn.Identity()
     try:
         session = load_session(_write_onnx(network))
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, TypeError):  # TypeError: a user has added other layers
         return network.to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
     return lambda x: torch.from_numpy(session.run(["y"], {"x": x.numpy()})[0])
 
@@ -257,7 +257,7 @@ def _write_onnx(network: Any) -> bytes:
         return str(nodes[-1].output[0])
 
     def write(part: Any, x: str) -> str:
-        if hasattr(part, "conv"):
+        if hasattr(part, "uneven"):
             conv, names = part.conv, (f"weight{len(nodes)}", f"bias{len(nodes)}")
             arrays = conv.weight.detach().numpy(), conv.bias.detach().numpy()
             weights.extend(map(numpy_helper.from_array, arrays, names))
@@ -269,10 +269,7 @@ def _write_onnx(network: Any) -> bytes:
 
     write(network, "x")
     nodes[-1].output[0] = "y"
-    image, maps = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", channels, None, None])
-        for name, channels in (("x", 3), ("y", _HEAD))
-    )
+    image, maps = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in "xy")
     graph = helper.make_graph(nodes, "network", [image], [maps], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return bytes(model.SerializeToString())
