@@ -111,6 +111,13 @@ def wire(server: Loopback) -> Iterator[Recorder]:
         yield found
 
 
+VIOLATIONS = """async () => {
+  const { passes, violations } = await axe.run();
+  if (passes.length < 10) return ["axe checked next to nothing"];
+  return violations.flatMap((rule) => rule.nodes.map((node) => `${rule.id}: ${node.target} ${node.failureSummary}`));
+}"""
+
+
 @dataclass
 class Look:
     """A page in a browser, and everything that the browser complains of or asks for."""
@@ -164,6 +171,15 @@ class Look:
         with self.page.expect_response(re.compile("/api/ask")):
             button.click()
         expect(button).to_be_enabled()
+
+    def check_axe(self, state: str) -> None:
+        """Check the page with axe-core, where it is installed, and that it does not scroll sideways."""
+        found = importlib.util.find_spec("axe_playwright_python")
+        if found is not None and found.origin is not None:
+            self.page.evaluate((Path(found.origin).parent / "axe.min.js").read_text())
+            assert self.page.evaluate(VIOLATIONS) == [], state
+        width = self.page.evaluate("innerWidth")
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= width, state
 
     def go(self, name: str) -> None:
         self.page.click(f"nav a[data-page={name}]")
@@ -305,6 +321,7 @@ def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_
         expect(rows.first).to_contain_text("%")
         expect(page.locator("#promise")).to_contain_text("Nothing is revealed")
         expect(page.locator("#got q")).to_contain_text("any one record is in the database")
+        look.check_axe("classes")
         assert asked == [2, 0]  # the list and the model; then nothing
         assert not wire.posts
         look.go("gallery")
@@ -755,6 +772,10 @@ def test_a_gallery_of_this_machine_needs_no_protection(chromium: Browser, photos
         expect(page.locator("#ways input:checked")).to_have_value("home")
         expect(page.locator("#ways .way").first).to_contain_text("100%, exact")
         expect(page.locator("#message-options")).to_be_hidden()
+        page.focus("#ways input:checked")
+        for key, way in (("ArrowDown", "sealed"), ("ArrowDown", "message"), ("ArrowDown", "home")):
+            page.keyboard.press(key)
+            assert page.evaluate("[document.activeElement.value, document.activeElement.checked]") == [way, True]
         look.choose(image)
         look.ask()
         expect(page.locator(".matches li")).to_have_count(8)
@@ -806,9 +827,13 @@ def test_a_gallery_of_texts_shows_texts(chromium: Browser, tmp_path: Path) -> No
         page.fill("#item-id", "nowhere")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("nothing was paid")
+        expect(page.locator("#answer")).to_be_hidden()  # it is that of another query
         page.get_by_role("button", name="Search from river").click()
         expect(page.locator(".matches .name").first).to_have_text("river")
         assert page.locator("#item-id").input_value() == "river"
+        for width in (400, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            look.check_axe("texts")
         look.check_quiet()
 
 
@@ -831,22 +856,11 @@ def test_a_closed_tab_is_opened_again(chromium: Browser, photos: Path, tmp_path:
             expect(other.page.locator("h1")).to_have_text("This address belongs to another browser")
 
 
-def find_axe() -> str:
-    """Return the source of axe-core."""
-    found = importlib.util.find_spec("axe_playwright_python")
-    if found is None or found.origin is None:
-        pytest.skip("axe-core is not installed (axe-playwright-python of the extra `dev`)")
-    return (Path(found.origin).parent / "axe.min.js").read_text()
-
-
-VIOLATIONS = """async () => (await axe.run()).violations.flatMap((rule) =>
-    rule.nodes.map((node) => `${rule.id}: ${node.target} ${node.failureSummary}`))"""
-
-
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(chromium: Browser, photos: Path, tmp_path: Path, scheme: Any, width: int) -> None:
-    axe, image = find_axe(), tmp_path / "mine.png"
+    pytest.importorskip("axe_playwright_python", reason="axe-core is not installed (the extra `dev`)")
+    image = tmp_path / "mine.png"
     image.write_bytes(png(30))
     with (
         Index.open(photos) as index,
@@ -856,28 +870,25 @@ def test_axe_finds_nothing(chromium: Browser, photos: Path, tmp_path: Path, sche
         page = look.page
         page.set_viewport_size({"width": width, "height": 900})
         look.open(epsilon="")
-
-        def check(state: str) -> None:
-            page.evaluate(axe)
-            assert page.evaluate(VIOLATIONS) == [], state
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, state
-
-        check("before a search")
+        look.check_axe("before a search")
+        page.click("#ask-button")
+        expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("Choose an image first")
+        look.check_axe("an error")
         look.choose(image)
         look.ask()
         expect(page.locator(".matches li")).to_have_count(8)
-        check("after a free search")
+        look.check_axe("after a free search")
         page.locator(".matches .tile").first.click()
-        check("an item")
+        look.check_axe("an item")
         page.click("#viewer-close")
         look.pay("1")
         look.ask()
         expect(page.locator(".thumbs li")).to_have_count(12)
         page.locator("#epsilon-field .hint").click()
         expect(page.locator(".hint-box:popover-open")).to_be_visible()
-        check("after a message, with a help text")
+        look.check_axe("after a message, with a help text")
         for name in ("gallery", "budget"):
             look.go(name)
             page.locator(f"#{name}-body .card").first.wait_for()
-            check(name)
+            look.check_axe(name)
         look.check_quiet()

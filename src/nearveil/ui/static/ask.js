@@ -14,8 +14,8 @@ const LARGEST = 64 * 2 ** 20;
 const POLL = 600; // milliseconds
 const OUT_OF_RANGE = "Epsilon must be a number from 0.000001 to 40.";
 
-// `query` is a file or an item; `way` is home, sealed or message; `asked` is the last answer.
-let query = null, way = "home", map = null, asked = null, busy = false, previewed = 0, looked = 0, poll = 0;
+// `query` is a file or an item; `way` is home, sealed or message; `asked` is the last answer, to the query `answering`.
+let query = null, way = "home", map = null, asked = null, answering = null, busy = false, previewed = 0, looked = 0, poll = 0;
 
 const isProtected = () => chosen()?.kind === "protected";
 const isMessage = () => !isProtected() && way === "message";
@@ -231,7 +231,9 @@ async function answered(path, data, body, { which = "", type } = {}) {
   find("ask-status").textContent = "Searching…";
   try {
     show(await post(path, data, body, { type }), which);
+    answering = query;
   } catch (failure) {
+    if (answering !== query) find("answer").hidden = true; // it belongs to another query
     find("ask-status").textContent = "";
     say(error, failure.message);
     if (failure.code === "listing") await loadGalleries().then(() => say(error, failure.message));

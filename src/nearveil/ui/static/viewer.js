@@ -35,7 +35,7 @@ function show() {
   put(
     find("viewer-body"),
     image ? make("div", { class: "stage" }, image) : null,
-    make("h2", {}, nameOf(item)),
+    make("h2", {}, ...breakable(nameOf(item))),
     item.text ? make("p", { class: "text" }, item.text) : null,
     metadata(item),
     item.score ? make("p", { class: "note" }, item.score) : null,
