@@ -180,9 +180,9 @@ class HttpTransport:
         except httpx.InvalidURL:
             words, again = f"{self.url} is not a valid URL", False
         except (httpx.HTTPError, OSError) as error:
-            reason, hint = str(error), ""
+            reason, hint = str(error), "; check its address, and that the server runs"
             if self.url.startswith("https"):
-                hint = "; does it speak plain http?" if "WRONG_VERSION_NUMBER" in reason else ""
+                hint = "; does it speak plain http?" if "WRONG_VERSION_NUMBER" in reason else hint
             elif isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
                 hint = "; does it speak https?"
             words = f"Cannot reach {self.url}, or it disconnected: {make_printable(reason)}{hint}"

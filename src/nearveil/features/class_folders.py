@@ -76,7 +76,7 @@ def _read_class_folders(
 ) -> tuple[Maps, NDArray[np.str_], tuple[tuple[str, str], ...]]:
     """Return the maps of a folder, their classes, and the skipped files with reasons; few images are in memory."""
     if not directory.is_dir():
-        raise ValueError(f"folder: there is no folder at {directory}")
+        raise ValueError(f"folder: there is no folder at {directory}; correct the path")
     files = sorted(path for path in directory.rglob("*") if path.is_file() and not path.name.startswith("."))
     advance = progress("reading", len(files))
     maps = [np.empty((0, backbone.dimension, 1, 1), np.float16)]

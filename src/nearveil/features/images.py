@@ -117,7 +117,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             with Path(path).open("rb") as file:
                 return file.read(MOST_BYTES + 1)
         missing = not Path(path).exists()
-    raise ImageError(MISSING, f"there is no file at {os.fspath(path)}") if missing else ImageError(UNREADABLE)
+    if missing:
+        raise ImageError(MISSING, f"there is no file at {os.fspath(path)}; correct the path")
+    raise ImageError(UNREADABLE)
 
 
 def resize(image: Any, side: int) -> Pixels:

@@ -98,7 +98,7 @@ class VectorFile:
 
     def _open(self) -> "_Source":
         if not self.path.exists():
-            raise ValueError(f"vectors: there is no file at {self.path}")
+            raise ValueError(f"vectors: there is no file at {self.path}; correct the path")
         opener = _SOURCES.get(self.path.suffix.lower())
         if opener is None:
             raise ValueError(f"vectors: {self.path.name} must end in {', '.join(_SOURCES)}")

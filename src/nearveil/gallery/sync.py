@@ -274,7 +274,7 @@ def _load_terms(gallery: Index) -> MapTerms:
 
 def _find_root(folder: Path) -> Path:
     if not folder.is_dir():
-        raise ValueError(f"folder: there is no folder at {folder}")
+        raise ValueError(f"folder: there is no folder at {folder}; correct the path")
     root = folder.resolve()
     if not is_text(str(root)):
         raise ValueError("folder: its path is not text: rename the folder")

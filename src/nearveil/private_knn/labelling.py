@@ -315,7 +315,7 @@ def _read_records(path: Path, role: Role, side: int, columns: Sequence[str], tic
     """Read a .npz or .csv file, or a folder of images, which are resized to `side` x `side` pixels."""
     try:
         if not path.exists():
-            raise LabelInputError(f"{role}: there is nothing at this path")
+            raise LabelInputError(f"{role}: there is nothing at this path; correct it")
         if path.is_dir():
             records = _read_folder(path, role, side, tick)
         elif path.suffix.lower() == ".npz":
