@@ -5,6 +5,7 @@ import hmac
 import os
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -260,3 +261,15 @@ def test_a_token_that_expires_while_another_writes_is_waited_for_by_nobody(tmp_p
             writer.execute("ROLLBACK")
         assert store.verify(secret) is None
         assert {one.label for one in store.list() if one.revoked is not None} == {"ann"}
+
+
+def test_subjects_have_one_secret_for_each_store(where: str) -> None:
+    """All processes and hosts derive the same ids; the store of another server, others."""
+    identity = pytest.importorskip("nearveil.server.identity", reason="PyJWT is not installed (the extra `oidc`)")
+    TokenStore(where).close()
+    with ThreadPoolExecutor(4) as pool:
+        keys = list(pool.map(lambda _: identity.load_account_key(where, 5.0), range(4)))
+    assert len(set(keys)) == 1
+    assert len(keys[0]) == 32
+    with TokenStore(where) as store:
+        assert store.list() == []
