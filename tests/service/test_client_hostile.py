@@ -88,7 +88,7 @@ QUERY_REPLIES: dict[str, tuple[Reply, str]] = {
     "wider codes": (lambda s: framed(answer(s, wider=1)), "must have codes of"),
     "other extras": (lambda s: framed(answer(s, extras="originals")), "must have names as extras"),
     "no extras": (lambda s: framed(answer(s, extras="none", contents=())), "must have names as extras"),
-    "no UTF-8": (lambda s: framed(with_names(s, b"\xff\xfe")), "text in UTF-8"),
+    "no UTF-8": (lambda s: framed(with_names(s, b"\xff\xfe")), "names must be UTF-8"),
     "an escape": (lambda s: framed(with_names(s, b"\x1b[2J")), "without control characters"),
     "a line break": (lambda s: framed(with_names(s, b"a\nb")), "without control characters"),
     "empty": (lambda _: framed(b""), "not of the nearveil protocol"),
