@@ -88,6 +88,7 @@ class ClientProtocol:
     epsilon: float  #: of each message: the client's choice, whatever the map was learned for (by covers)
     allow_unsound: bool = False  #: whether messages of mechanisms as published may be made; no account pays for them
     public_id: str = field(init=False, repr=False)  #: of its messages
+    _channel: RandomizedResponse = field(init=False, repr=False)
     guarantee: Guarantee = field(init=False, repr=False)  #: of one message with noise from the operating system
 
     def __post_init__(self) -> None:
@@ -96,8 +97,9 @@ class ClientProtocol:
         if size > Kind.ANSWER.limit:
             raise ProtocolError(f"An answer would have {size} bytes, and the limit is {Kind.ANSWER.limit}")
         if isinstance(public.map, PublicMap):  # the messages of `Covers`, without its learner and its server's half
+            object.__setattr__(self, "_channel", channel := RandomizedResponse(epsilon, public.map.n_sets))
             with require_extra("budget"):
-                guarantee = set_guarantee(RandomizedResponse(epsilon, public.map.n_sets).event)
+                guarantee = set_guarantee(channel.event)
             public_id = fingerprint(COVERS, public.public_digest, public.map.map_id)
         else:
             self._check_release(public.map)
@@ -164,8 +166,7 @@ class ClientProtocol:
         if not isinstance(public_map, PublicMap):
             message: Message = public_map.make_message(query.rows[0], label, source)
             return message
-        channel = RandomizedResponse(self.epsilon, public_map.n_sets)
-        sets = channel.sample(public_map.choose(query.directions), source).astype(np.int32)
+        sets = self._channel.sample(public_map.choose(query.directions), source).astype(np.int32)
         return Message(COVERS, self.public_id, {"sets": sets}, seeded=not source.sound)
 
     def read_answer(self, data: bytes, extras: Extras = "none") -> Answer:
