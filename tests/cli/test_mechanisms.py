@@ -12,6 +12,7 @@ import nearveil.mechanisms
 import studies.baselines
 from nearveil.cli._plan import mechanisms
 from nearveil.mechanisms import Release, catalog
+from tests.catalogue import FILE, describe_all
 
 app = typer.Typer()
 app.command()(mechanisms)
@@ -53,6 +54,10 @@ def test_none_is_missing(rows: dict[str, Any]) -> None:
     } - {"Release"}
     assert exported <= classes
     assert {row["class_name"] for row in rows.values()} == classes
+
+
+def test_the_listing_is_what_the_mechanisms_are() -> None:
+    assert FILE.read_text() == describe_all(), "python -m tests.catalogue writes it"
 
 
 def test_names_are_unique(found: dict[str, Any], rows: dict[str, Any]) -> None:
@@ -117,7 +122,8 @@ def test_the_table_says_why_a_promise_does_not_hold(rows: dict[str, Any], monkey
     from nearveil.mechanisms.catalog import MechanismSummary
 
     monkeypatch.setattr(
-        "nearveil.mechanisms.catalog.describe_mechanisms", lambda _: [MechanismSummary(**row) for row in rows.values()]
+        "nearveil.mechanisms.catalog.describe_mechanisms",
+        lambda entries: [MechanismSummary(**rows[entry.name]) for entry in entries],
     )
     done = runner.invoke(app, [], env={"COLUMNS": "220"})
     assert done.exit_code == 0

@@ -1,6 +1,8 @@
 """``nearveil plan``, ``cost`` and ``mechanisms``: compare ways to search, prices of releases, and mechanisms."""
 
+import json
 from dataclasses import asdict
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -185,7 +187,7 @@ def _parse_size(text: str, option: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a size, such as 500kB, 2MB or 1GiB", param_hint=option) from None
 
 
-@command(extra="gallery")
+@command(extra="study")
 def mechanisms(as_json: bool = JSON) -> None:
     """List all mechanisms: the protected data, whether the guarantee is proved, and the message size.
 
@@ -195,29 +197,26 @@ def mechanisms(as_json: bool = JSON) -> None:
     For example:
         nearveil mechanisms
     """
-    with show_bars():
-        from nearveil.mechanisms import catalog
-
-        entries = catalog.REGISTRY
-        if has_studies():
+    listing: dict[str, Any] = json.loads(files("nearveil").joinpath("mechanisms/catalogue.json").read_text())
+    rows, example = listing["mechanisms"], listing["example"]
+    if has_studies():
+        with show_bars():
+            from nearveil.mechanisms.catalog import describe_mechanisms
             from studies.baselines import BASELINES
 
-            entries += BASELINES
-        rows = catalog.describe_mechanisms(entries)
+            rows += map(asdict, describe_mechanisms(BASELINES))
     if as_json:
-        sizes = {"rows": catalog.ROWS, "features": catalog.DIMENSION, "classes": catalog.CLASSES}
-        example = {"epsilon": catalog.EPSILON, **sizes}
-        print_json({"example": example, "mechanisms": [asdict(row) for row in rows]})
+        print_json(listing)
         return
     print_table(
         ["name", "protects", "guarantee", "bytes", "source"],
         [
             (
-                row.name,
-                row.protects,
-                row.kind if row.sound or row.kind == "none" else "not proved",
-                "not installed" if row.message_bytes is None else f"{row.message_bytes:,}",
-                row.source,
+                row["name"],
+                row["protects"],
+                row["kind"] if row["sound"] or row["kind"] == "none" else "not proved",
+                "not installed" if row["message_bytes"] is None else f"{row['message_bytes']:,}",
+                row["source"],
             )
             for row in rows
         ],
@@ -225,7 +224,7 @@ def mechanisms(as_json: bool = JSON) -> None:
         right=("bytes",),
     )
     print_lines(
-        f"Bytes: one message at epsilon {catalog.EPSILON:g}, fitted on {catalog.ROWS} rows of {catalog.DIMENSION} "
-        f"features in {catalog.CLASSES} classes.",
-        *(f"{row.name}: {row.reason}." for row in rows if not row.sound),
+        f"Bytes: one message at epsilon {example['epsilon']:g}, fitted on {example['rows']} rows of "
+        f"{example['features']} features in {example['classes']} classes.",
+        *(f"{row['name']}: {row['reason']}." for row in rows if not row["sound"]),
     )
