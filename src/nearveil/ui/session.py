@@ -325,15 +325,15 @@ class PageSession:
             return query
 
     def _find_item(self, key: int | str) -> Singles:
-        """Return the feature of an item of the local index, by its id, external id or name."""
+        """Return the feature of an item of the local index, shape (1, d), by its id, external id or name."""
         if (index := self.client.index) is None:
             raise PageError(422, "question", "Only a local index can be searched by an item. Choose a file.")
         try:
-            return index.features([key])[0]
+            return index.features([key])
         except UnknownItemError:
             if encode_name(str(key)) not in (names := index.texts(ids := index.ids(), "names")):
                 raise PageError(422, "question", f"No item of the gallery has this id or name. {NOTHING}") from None
-            return index.features(ids[[names.index(encode_name(str(key)))]])[0]
+            return index.features(ids[[names.index(encode_name(str(key)))]])
 
     def sync(self, gallery: str) -> dict[str, Any]:
         """Download a gallery's codes, or their changes. A button does this, never a query."""
