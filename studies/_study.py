@@ -167,9 +167,8 @@ def run(
     """
     for name in study.data:
         if "/" in name and not (data_folder() / name).exists():  # the others are words
-            raise DataMissingError(
-                f"no real data at {data_folder() / name}: set {VARIABLE} to its folder, or use --quick"
-            )
+            remedy = f"set {VARIABLE} to the folder that holds {name}, or use --quick"
+            raise DataMissingError(f"no real data at {data_folder() / name}: {remedy}")
     memory = Memory(folder / "cases", verbose=0)
     if fresh:
         memory.clear(warn=False)
