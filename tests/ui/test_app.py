@@ -62,7 +62,7 @@ def test_the_token_is_exchanged_once(made: Path, tmp_path: Path) -> None:
         assert reply.status_code == 200
         assert "/static/welcome.js" in reply.text
         cookie = reply.headers["set-cookie"]
-        assert re.fullmatch(rf"nearveil-{PORT}=[\w-]{{43}}; HttpOnly; Max-Age=2592000; Path=/; SameSite=strict", cookie)
+        assert re.fullmatch(rf"nearveil-{PORT}=[\w-]{{43}}; HttpOnly; Max-Age=86400; Path=/; SameSite=strict", cookie)
         again = here.get(f"/?t={here.entry.token}")
         assert again.status_code == 403
         assert "This address belongs to another browser" in again.text

@@ -25,7 +25,7 @@ from nearveil.ui.session import PageSession
 
 _CONTENT_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _MAX_IGNORED_BODY = 1024  # bytes
-_MAX_AGE = 30 * 86_400  # seconds that a browser keeps the cookie, which ends with this process
+_MAX_AGE = 86_400  # seconds that a browser keeps the cookie, which ends with this process: it is sent to every port
 
 
 def create_app(session: PageSession, entry: PageEntry, port: int) -> PageGuard:
