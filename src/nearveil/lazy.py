@@ -10,6 +10,7 @@ _EXTRAS = {  # of packages, by module
     "nearveil.gallery": "gallery",
     "nearveil.mechanisms": "knn",
     "nearveil.privatemail": "knn",
+    "nearveil.sealed.index": "sealed",
     "nearveil.search": "gallery",
     "nearveil.server": "service",
     "studies": "studies",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import numpy as np
@@ -304,7 +305,7 @@ class OpenGallery(Gallery):
                 if self.index.has_external_ids():
                     words = "%s: clients see numbers of items, not your ids; `--offer metadata` sends ids and metadata"
                     _LOG.warning(words, self.name)
-        if "sealed" in self._offers:
+        if "sealed" in self._offers and find_spec("numba") is not None:
             self._builder.request(_require_maps(self._load_state()))
             with _translate_errors():
                 self._builder.wait(timeout)
@@ -367,6 +368,8 @@ class OpenGallery(Gallery):
     def _check_sealed(self) -> None:
         if "sealed" not in self._offers:
             raise ServiceError("not_offered", "This gallery does not answer sealed queries. Query it by messages.")
+        if find_spec("numba") is None:
+            raise ServiceError("not_offered", "The server cannot answer sealed queries: it lacks nearveil[sealed].")
 
     def _get_sealed(self) -> SealedAnswers:
         """Return a sealed index that may answer now, without waiting for a build."""
