@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import nearveil
-from nearveil.cli import _audit, _budget, _index, _label, _plan, _query, _server, _study, _token, _ui
+from nearveil.cli import _audit, _budget, _index, _label, _mcp, _plan, _query, _server, _study, _token, _ui
 from nearveil.cli._options import Command, make_app
 
 app = make_app("Nearest-neighbour search with a privacy guarantee that you can check.", add_completion=True)
@@ -32,5 +32,5 @@ app.add_typer(_budget.app, name="budget")
 for _command in (_plan.cost, _plan.mechanisms, _server.protect, _server.serve):
     app.command(cls=Command)(_command)
 app.add_typer(_token.app, name="token")
-for _command in (_ui.ui, _label.label, _label.train, _audit.audit, _study.study):
+for _command in (_ui.ui, _mcp.mcp, _label.label, _label.train, _audit.audit, _study.study):
     app.command(cls=Command)(_command)

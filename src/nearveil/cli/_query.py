@@ -145,8 +145,6 @@ def _name_retry(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None
 
 def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: str, *, stale: bool) -> dict[str, Any]:
     """Return the answer and its cost as JSON values; `new_ledger` is where this query opened its account, if it did."""
-    from nearveil.mechanisms.covers.channels import RandomizedResponse
-
     epsilon, named = nearest.guarantee.epsilon, nearest.set
     same = ["way", "metric", "code_recall", "bytes_sent", "bytes_received", "key", "repeated", "paid"]
     server_saw: dict[str, Any] = {}
@@ -157,7 +155,7 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
         server_saw = {
             "set": None if named is None else named + 1,  # from 1, as in the text and on the sheet
             "of": nearest.n_sets,
-            "probability_of_the_right_one": 1.0 if named is None else RandomizedResponse(epsilon, nearest.n_sets).hit,
+            "probability_of_the_right_one": nearest.hit,
             "mechanism": nearest.mechanism or None,
         }
     return {
@@ -204,7 +202,7 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
     output.print_lines(nearest.quality_summary)
     if nearest.matches:
         _print_matches(nearest)
-    output.print_lines(_describe_server_view(nearest, answer["server_saw"]))
+    output.print_lines(nearest.server_view)
     if nearest.way in ("message", "sealed") or output.is_verbose():
         output.print_lines(nearest.guarantee)
     if balance is not None:
@@ -235,27 +233,6 @@ def _print_matches(nearest: "Nearest") -> None:
     columns = zip(("", "name", "id", metric, "text", "metadata"), *rows, strict=True)
     headings, *cells = zip(*(column for column in columns if any(column[1:])), strict=True)
     output.print_table(headings, cells, right=("", metric), no_wrap=(metric,))
-
-
-def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
-    """Return everything that the server has learned."""
-    count = nearest.n_candidates
-    if nearest.sealed:
-        sizes = " and ".join(f"{len(message):,}" for message in nearest.sealed)
-        return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
-    if nearest.set is None and nearest.way == "message":
-        return (
-            f"The server saw a message of {nearest.mechanism}, ranked its gallery by it and sent {count:,} items; the "
-            "matches were chosen on this machine."
-        )
-    if nearest.set is None:
-        searched = "Nothing was sent. The index" if nearest.way == "index" else "The server saw nothing. A copy"
-        return f"{searched} of all {count:,} items was searched on this machine, at no cost."
-    return (
-        f"The server saw: set {view['set']} of {view['of']}. It sent all {count:,} items of that set, and the matches "
-        "were chosen on this machine. A message names the best set for its query with probability "
-        f"{view['probability_of_the_right_one']:.2f}, else any other."
-    )
 
 
 def _check_sheet(path: Path, *, force: bool, has_images: bool) -> None:

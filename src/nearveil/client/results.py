@@ -104,6 +104,36 @@ class Nearest:
             f"information.{codes}"
         )
 
+    @property
+    def server_view(self) -> str:
+        """Return in a sentence or two everything that the server has learned."""
+        count = f"{self.n_candidates:,}"
+        if self.sealed:
+            sizes = " and ".join(f"{len(message):,}" for message in self.sealed)
+            return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
+        if self.way != "message":
+            searched = "Nothing was sent. The index" if self.way == "index" else "The server saw nothing. A copy"
+            return f"{searched} of all {count} items was searched on this machine, at no cost."
+        if self.set is None:
+            return (
+                f"The server saw a message of {self.mechanism}, ranked its gallery by it and sent {count} items; the "
+                "matches were chosen on this machine."
+            )
+        return (
+            f"The server saw: set {self.set + 1} of {self.n_sets}. It sent all {count} items of that set, and the "
+            "matches were chosen on this machine. A message names the best set for its query with probability "
+            f"{self.hit:.2f}, else any other."
+        )
+
+    @property
+    def hit(self) -> float:
+        """Return the probability that a message names the set that suits its query; 1 without sets."""
+        if self.set is None:
+            return 1.0
+        from nearveil.mechanisms.covers.channels import RandomizedResponse
+
+        return RandomizedResponse(self.guarantee.epsilon, self.n_sets).hit
+
 
 def format_share(share: float) -> str:
     """Return a share in percent with one digit, rounded down: 100% means all."""

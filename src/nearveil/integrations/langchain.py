@@ -1,6 +1,5 @@
 """A retriever for LangChain: documents nearest to a private text. Needs the extra ``langchain``."""
 
-import math
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from nearveil.client.errors import UnansweredError
 from nearveil.client.questions import Method
+from nearveil.integrations.passages import make_passage
 from nearveil.lazy import require_extra
 
 with require_extra("langchain"):
@@ -21,8 +21,7 @@ with require_extra("langchain"):
     from langchain_core.runnables.config import run_in_executor
 
 if TYPE_CHECKING:
-    from nearveil.client import Match, Nearest
-    from nearveil.metrics import Metric
+    from nearveil.client import Nearest
 
 __all__ = ["NearveilRetriever"]
 
@@ -104,7 +103,8 @@ class NearveilRetriever(BaseRetriever):
         result: Nearest = self.client.nearest(
             row, self.k if k is None else k, self.epsilon, gallery=self.gallery, where=self.where, by=self.by, key=key
         )
-        return [_make_document(match, result.metric, self.text_key) for match in result.matches]
+        passages = (make_passage(match, result.metric, self.text_key) for match in result.matches)
+        return [Document(page_content=one.text, metadata=one.metadata, id=one.id) for one in passages]
 
     @contextmanager
     def _choose_key(self, query: str, run: UUID | None) -> Iterator[str | None]:
@@ -156,27 +156,3 @@ class _UnansweredKeys:
 
 # Not in the retriever: LangChain copies retrievers with configurable fields on every call.
 _UNANSWERED = _UnansweredKeys()
-
-
-def _make_document(match: "Match", metric: "Metric", text_key: str) -> Document:
-    """Convert a match to a document, with its scores in the metadata."""
-    metadata = {name: value for name, value in match.metadata.items() if name != text_key}
-    scores = {"similarity": match.similarity, "relevance": find_relevance(match, metric)}
-    if match.distance is not None:
-        scores["distance"] = match.distance
-    text = match.metadata.get(text_key, match.name)
-    return Document(
-        page_content=text if isinstance(text, str) else match.name, metadata=metadata | scores, id=match.external_id
-    )
-
-
-def find_relevance(match: "Match", metric: "Metric") -> float:
-    """Return a score from 0 to 1 in the order of the metric, for thresholds and rerankers that expect one.
-
-    It is (1 + cosine) / 2, 1 / (1 + distance), or the logistic function of the dot product.
-    """
-    if match.distance is not None:
-        return 1 / (1 + match.distance)
-    if metric == "dot":
-        return (1 + math.tanh(match.similarity / 2)) / 2
-    return min(max((1 + match.similarity) / 2, 0.0), 1.0)
