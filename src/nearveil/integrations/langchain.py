@@ -64,7 +64,7 @@ class NearveilRetriever(BaseRetriever):
 
     Examples
     --------
-    See ``docs/howto/vectors.md``, which indexes and searches sentences.
+    See ``docs/howto/language-models.md``, from a table to an answer.
     """
 
     # A misspelt `epsilon` must not use the default, and errors must not quote a private filter.

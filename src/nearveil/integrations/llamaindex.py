@@ -45,7 +45,7 @@ class NearveilRetriever(BaseRetriever):
 
     Examples
     --------
-    See ``docs/howto/retrieval.md``, from a table to an answer.
+    See ``docs/howto/language-models.md``, from a table to an answer.
     """
 
     def __init__(

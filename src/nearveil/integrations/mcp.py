@@ -1,4 +1,4 @@
-"""An MCP server: lets an assistant search a gallery, free or from a budget that its owner caps. Needs the extra ``mcp``.
+"""An MCP server: an assistant searches a gallery, free or from a capped budget. Needs the extra ``mcp``.
 
 The assistant and its model see texts and matches. The gallery's server sees what the way to search shows it, and that
 is part of every answer.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _MOST_MATCHES = 100
 _FREE = "It is free: nothing is paid."
 _INSTRUCTIONS = (
-    "Search a gallery by nearest neighbours without revealing the query to its server. Prefer the free tools. Paid ones "
-    "charge a budget that cannot be refilled from here; never repeat a paid search because its matches disappoint."
+    "Search a gallery by nearest neighbours without revealing the query to its server. Prefer the free tools. Paid "
+    "ones charge a budget that cannot be refilled from here; never repeat one because its matches disappoint."
 )
 
 
