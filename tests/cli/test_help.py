@@ -52,7 +52,7 @@ def test_certificates_have_one_spelling(monkeypatch: pytest.MonkeyPatch) -> None
 def test_every_command_with_a_result_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but those that run until they are stopped."""
     plain = {path for path in COMMANDS if "--json" not in split_words(show_help(path, 300, monkeypatch))}
-    assert plain == {(), ("budget",), ("token",), ("serve",), ("ui",)}
+    assert plain == {(), ("budget",), ("token",), ("serve",), ("ui",), ("mcp",)}
 
 
 def test_quiet_excludes_verbose() -> None:

@@ -125,7 +125,8 @@ def test_images_come_from_the_owners_folder_alone(tmp_path: Path) -> None:
             ask(server, "search_image", query=name)
             for name in ("../secret.png", str(tmp_path / "secret.png"), "link.png", "absent.png")
         }
-    assert errors == {"Error executing tool search_image: query: the owner's folder has no image of this name; use another"}
+    words = "query: the owner's folder has no image of this name; use another"
+    assert errors == {f"Error executing tool search_image: {words}"}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Found(BaseModel):
 
 
 class Findings(BaseModel):
-    """The matches of a search, and what it revealed and cost."""
+    """The matches of a search, and its cost."""
 
     matches: list[Found] = Field(description="Best first.")
     metric: str
@@ -141,7 +141,7 @@ def make_server(
 
 
 def _find_image(folder: Path, name: str) -> Path:
-    """Return the path of an image in a folder; what is outside is as absent as what does not exist."""
+    """Return the path of an image in a folder; a file outside is as absent as one that does not exist."""
     path = (folder / name).resolve()
     if not (path.is_relative_to(folder) and path.is_file()):
         raise ToolError("query: the owner's folder has no image of this name; use another")
