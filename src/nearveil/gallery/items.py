@@ -308,7 +308,7 @@ def _check_texts(values: Sequence[Any], column: str, longest: int) -> list[str]:
     for position, value in enumerate(values):
         if not is_text(value) or len(value) > longest:
             name = _describe_value(column, position)
-            raise ValueError(f"{name} must be text in UTF-8, of at most {longest} characters and without zeros")
+            raise ValueError(f"{name} must be text in UTF-8, of at most {longest} characters and without NUL")
     return [str.__str__(value) for value in values]
 
 

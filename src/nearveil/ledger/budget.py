@@ -38,9 +38,8 @@ _MOST = 2**63 - 1
 _SHARE, _LEAST_SHARE = 1e-5, 1e-20  # largest delta of a mechanism's samplers: a share of the account's, or this
 
 
-canonical_json: Callable[[object], str] = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-).encode
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+canonical_json: Callable[[object], str] = _ENCODER.encode
 """Return the one JSON text of a value: sorted, without spaces, floats to the last bit, no NaN."""
 
 

@@ -313,6 +313,7 @@ def _weigh_ways(search_plan: SearchPlan, count: int, storage: int) -> tuple[Sear
     public = _estimate_map(items, count, epsilon, search_plan)
     copy, kept = items * (size + _NAME) + public, sizes.kept + public
     too_large = f"it needs more than the client's storage of {format_bytes(storage)}"
+    hidden = "nothing, if lattice problems are hard"
     too_slow = "a scan of the codes takes the server too long"
     problems = {
         "home": too_large if copy > storage else "",
@@ -322,9 +323,7 @@ def _weigh_ways(search_plan: SearchPlan, count: int, storage: int) -> tuple[Sear
     served, recall = partial(_write_served, _write_index(search_plan)), (_PROBED, _PROBED)
     ways = [
         SearchWay("home", "nothing", 0.0, copy, 0, 0, 0, (1 - search_plan.code_loss, 1.0), served("codes", "home")),
-        SearchWay(
-            "sealed", "nothing, if lattice problems are hard", 0.0, *sealed_bytes, recall, served("sealed", "sealed")
-        ),
+        SearchWay("sealed", hidden, 0.0, *sealed_bytes, recall, served("sealed", "sealed")),
     ]
     if epsilon:
         recall = search_plan.expected if works else (search_plan.floor, search_plan.floor)
