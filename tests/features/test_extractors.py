@@ -110,7 +110,7 @@ def test_a_row_is_a_function_of_its_image(extractor: Extractor) -> None:
 @pytest.mark.parametrize("without", ["", "onnx", "onnxruntime"])
 @pytest.mark.parametrize("kind", [EfficientNetLite0, MobileNetV2])
 def test_fast_forms_of_a_network_agree_with_it(
-    monkeypatch: pytest.MonkeyPatch, without: str, kind: type[TorchExtractor]
+    monkeypatch: pytest.MonkeyPatch, without: str, kind: type[EfficientNetLite0 | MobileNetV2]
 ) -> None:
     """Galleries of version 0.2 have rows of the network with its batch norms; queries get those of a fast form."""
     torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearveil.features import Extractor, HogColor, gallery, gallery_features, load_image
 from nearveil.features import images as reasons
 from nearveil.features.gallery import FeatureCache
-from nearveil.features.images import thumbnail
+from nearveil.features.images import load_picture, thumbnail
 from tests.features.files import animation, picture, saved
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -115,13 +115,14 @@ def test_nothing_at_all() -> None:
 
 def test_images_are_reduced_before_the_next_ones_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory holds one image in full size for each thread."""
-    extractor, sizes, alive = Counting(), set(), []
+    extractor = Counting()
+    sizes: set[tuple[int, ...]] = set()
+    alive: list[int] = []
     loaded: list[weakref.ref[Any]] = []
-    load = gallery.load_picture
 
     def count(content: Any) -> Any:
         alive.append(sum(reference() is not None for reference in loaded))
-        picture = load(content)
+        picture = load_picture(content)
         loaded.append(weakref.ref(picture))
         return picture
 

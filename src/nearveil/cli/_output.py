@@ -189,7 +189,7 @@ def _make_cell(cell: object) -> Text:
 
 
 @dataclass(eq=False)
-class _Stage:
+class _CommandStage:
     """A stage of a command; it shows no counts, because the number of private records is private."""
 
     text: str
@@ -209,7 +209,7 @@ class _Stage:
 @contextmanager
 def show_bars() -> Iterator[Progress]:
     """Show the stages of a command: a bar in a terminal, else a line every few seconds."""
-    console, stage = Console(stderr=True), _Stage("Getting ready", None)  # while libraries are loaded
+    console, stage = Console(stderr=True), _CommandStage("Getting ready", None)  # while libraries are loaded
     display = _show_bar(console) if console.is_terminal and _verbosity.get() >= 0 else _print_stages()
     with display as show:
         show(stage)
@@ -222,7 +222,7 @@ def show_bars() -> Iterator[Progress]:
             nonlocal stage
             if text != stage.text:
                 finish()
-            current = stage = _Stage(text, total)
+            current = stage = _CommandStage(text, total)
             advance = show(current)
 
             def tick(count: int) -> None:
@@ -237,7 +237,7 @@ def show_bars() -> Iterator[Progress]:
 
 
 @contextmanager
-def _show_bar(console: Console) -> Iterator[Callable[[_Stage], Tick]]:
+def _show_bar(console: Console) -> Iterator[Callable[[_CommandStage], Tick]]:
     """Show a bar of the current stage. Lines printed meanwhile appear above it."""
     from rich import progress as bars
 
@@ -245,7 +245,7 @@ def _show_bar(console: Console) -> Iterator[Callable[[_Stage], Tick]]:
     redirect = sys.stdout.isatty()  # a file gets the lines as they are
     with bars.Progress(*columns, console=console, transient=True, redirect_stdout=redirect) as progress:
 
-        def show(stage: _Stage) -> Tick:
+        def show(stage: _CommandStage) -> Tick:
             progress.refresh()  # shows how far the previous stage came
             for previous in progress.task_ids:
                 progress.remove_task(previous)
@@ -255,15 +255,15 @@ def _show_bar(console: Console) -> Iterator[Callable[[_Stage], Tick]]:
 
 
 @contextmanager
-def _print_stages() -> Iterator[Callable[[_Stage], Tick]]:
+def _print_stages() -> Iterator[Callable[[_CommandStage], Tick]]:
     """Print the current stage every few seconds, also during long calls without a tick."""
-    ended, stages = threading.Event(), list[_Stage]()
+    ended, stages = threading.Event(), list[_CommandStage]()
 
     def report() -> None:
         while not ended.wait(_PROGRESS_INTERVAL):
             print_lines(*stages, stderr=True)
 
-    def show(stage: _Stage) -> Tick:
+    def show(stage: _CommandStage) -> Tick:
         stages[:] = [stage]
         return lambda _: None
 

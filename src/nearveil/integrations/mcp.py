@@ -52,7 +52,7 @@ class Findings(BaseModel):
     guarantee: str
 
 
-class Budget(BaseModel):
+class AccountBudget(BaseModel):
     """The account that pays."""
 
     account: str
@@ -131,9 +131,9 @@ def make_server(
     if epsilon:
         price = epsilon
 
-        def budget() -> Budget:
+        def budget() -> AccountBudget:
             balance = client.balance()
-            return Budget(account=balance.account, epsilon=balance.epsilon, left=balance.left, price=price)
+            return AccountBudget(account=balance.account, epsilon=balance.epsilon, left=balance.left, price=price)
 
         words = f"Show the budget of paid searches, which its owner caps. {_FREE}"
         server.add_tool(budget, description=words, annotations=ToolAnnotations(read_only_hint=True))
