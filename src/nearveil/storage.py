@@ -194,7 +194,7 @@ def find_read_only_mode(path: Path) -> str | None:
     # With a log, another process writes, or did not close it.
     log, shared = (path.with_name(f"{path.name}-{name}") for name in ("wal", "shm"))
     is_writable = os.access(path, os.W_OK) and (os.access(path.parent, os.W_OK) or shared.exists())
-    if is_writable or not path.exists():
+    if (is_writable and path.stat().st_mode & 0o222) or not path.exists():  # root may write to every file
         return None
     return "mode=ro" if shared.exists() or (log.exists() and log.stat().st_size) else "mode=ro&immutable=1"
 

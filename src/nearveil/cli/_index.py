@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import urlsplit
 
 from nearveil.cli._options import AUTO, DATA, EXTRACTOR, JSON, ClusterOptions, argument, command, load_extractor, option
 from nearveil.cli._output import is_verbose, print_json, print_lines, print_table, show_bars
@@ -59,8 +60,9 @@ def index(
     map_options: MapOptions,
     columns: ColumnOptions,
     options: ClusterOptions,
-    source: Path | None = argument(
-        "A folder of images, with subfolders; or vectors in a .npy, .npz, .parquet or .csv file, or a .zarr folder.",
+    source: str | None = argument(
+        "A folder of images, with subfolders; or vectors in a .npy, .npz, .parquet or .csv file, also at a URL (s3://, "
+        "gs://, https://), or in a .zarr folder.",
         metavar="DIR_OR_FILE",
     ),
     into: str | None = option(
@@ -92,7 +94,13 @@ def index(
         nearveil index --into old-gallery/ --metric cosine
         nearveil index emb.parquet --into texts/ --cluster local:8
     """
-    is_table = source is None or bool(delete) or _is_table(source)
+    from nearveil.remote import fetch_object, is_remote
+
+    is_url = source is not None and is_remote(source)
+    path = None if source is None else Path(urlsplit(source).path if is_url else source)
+    is_table = path is None or bool(delete) or _is_table(path)
+    if is_url and not is_table:
+        raise ValueError("DIR_OR_FILE: a URL must name a .npy, .npz, .parquet or .csv file; download other data")
     if is_table and (extractor != AUTO or private):
         raise ValueError("--extractor, --private: only for images; leave them out")
     if any(asdict(columns).values()) and not is_table:
@@ -110,12 +118,14 @@ def index(
             settings["allow_unsound"] = map_options.allow_unsound or None
             if is_table:
                 names = asdict(columns) | {"metadata": tuple(columns.metadata or ())}
-                file = None if source is None else VectorFile(source.absolute(), **names)
+                if source is not None and is_url:
+                    path = fetch_object(source)
+                file = None if path is None else VectorFile(path.absolute(), **names)
                 report = sync_table(file, into, delete=delete or [], **settings)
             else:
-                assert source is not None
+                assert path is not None
                 chosen_extractor = load_extractor(extractor)
-                report = sync_folder(source, into, extractor=chosen_extractor, private=private, **settings)
+                report = sync_folder(path, into, extractor=chosen_extractor, private=private, **settings)
         if as_json:
             print_json(_describe_report(report, is_table=is_table))
         else:

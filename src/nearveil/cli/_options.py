@@ -42,7 +42,7 @@ def argument(text: str, metavar: str | None = None, *, default: Any = None) -> A
 # Options of several commands; every command has the last two.
 JSON = option("Print JSON.", "--json")
 FORCE = option("Overwrite the file if it exists.")
-HOME = option(f"Folder of local copies; {DATA}/home by default.", metavar="DIR")
+HOME = option(f"Folder of local copies, or its URL; {DATA}/home by default.", metavar="DIR_OR_URL")
 EXTRACTOR = option(
     "Feature extractor: efficientnet-lite0, mobilenet-v2, hog, or a file: .nvm, .onnx or .pth (ResNet-50). By default "
     "the extractor of the index, else the best installed.",

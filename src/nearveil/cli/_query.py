@@ -51,7 +51,7 @@ def query(
     k: int | None = option("Number of matches; 8 by default, or as many as were compared.", "-k", min=1),
     candidates: float | None = option("Share of the gallery in the answer, if it has several maps.", min=0, max=1),
     extractor: str = EXTRACTOR,
-    home: Path | None = HOME,
+    home: str | None = HOME,
     label: str | None = option("Class of the query, for a gallery with a mechanism as published. It is revealed."),
     allow_unsound: bool = option("Send a message without a guarantee, for comparison. No account pays for it."),
     key: str | None = option("Idempotency key: the same query with the same key is paid once."),
@@ -324,7 +324,7 @@ def sync(
     options: ServerOptions,
     url: str | None = argument("Server of the gallery: https://host:8321.", metavar="URL"),
     server: str | None = option("The same URL, as in `nearveil query`.", metavar="URL"),
-    home: Path | None = HOME,
+    home: str | None = HOME,
     most: int = option("Maximum download size in bytes.", default=2 << 30, min=1),
     as_json: bool = JSON,
 ) -> None:

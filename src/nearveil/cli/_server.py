@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -38,7 +39,7 @@ class ServeOptions:
 def serve(
     options: ServeOptions,
     index: str | None = argument(
-        "A folder or a PostgreSQL URL, as in `nearveil index --into`, served as one open gallery.", metavar="INDEX"
+        "A folder, its URL in an object store, or a PostgreSQL URL, served as one open gallery.", metavar="INDEX"
     ),
     config: Path | None = option("A TOML file; see deploy/nearveil.toml.", envvar="NEARVEIL_CONFIG"),
     name: str | None = option("Name of the gallery; that of its folder or database by default."),
@@ -83,11 +84,13 @@ def serve(
 
 
 def _name_gallery(index: str) -> str:
-    """Return the name of the index's folder or database. The rest of a database URL may contain a password."""
+    """Return the name of the index's folder or database. The rest of a URL may contain a password."""
+    from nearveil.remote import is_remote
     from nearveil.server.settings import make_gallery_name
     from nearveil.storage import parse_url
 
-    return make_gallery_name(Path("/", parse_url(index, "INDEX").database or ""))
+    path = urlsplit(index).path if is_remote(index) else parse_url(index, "INDEX").database
+    return make_gallery_name(Path("/", path or ""))
 
 
 def _check_log(settings: "Settings") -> None:

@@ -231,7 +231,7 @@ class AsyncClient:
             raise
         retry_policy = RetryPolicy(retries if is_remote else 0)
         self._sealed: dict[str, CachedSeal] = {}
-        self._copies = HomeCopies(None if home is None else Path(home), self._shown)
+        self._copies = HomeCopies(home, self._shown)
         self._session = Session(
             self._transport, payer, FeatureMaker(extractor), retry_policy, token or "", pad_timing=is_remote
         )
@@ -551,7 +551,8 @@ class Client:
     proxies : bool, default=False
         Whether the proxies of the environment are used.
     home : str or Path, optional
-        The folder for copies of galleries (:meth:`sync`); in the user's data folder by default.
+        The folder for copies of galleries (:meth:`sync`); in the user's data folder by default. From the URL of an
+        uploaded folder, `sync` reads copies without asking the server: see ``docs/howto/storage.md``.
     transport : httpx.AsyncBaseTransport, optional
         Replaces the network, for tests.
 

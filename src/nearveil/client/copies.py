@@ -30,7 +30,7 @@ _BLOCK = 1 << 13  # rows that are converted and compared at once: they fit into 
 _SCORES = 1 << 23  # of many queries in memory
 _SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-10, 6e4  # of rows that are compared
 _WIDER = 4  # candidates for each neighbour that are compared by their codes
-_MANIFEST, _PUBLIC, _LOCK, _METADATA = "manifest", "public", "lock", "metadata"
+MANIFEST, PUBLIC, _LOCK, _METADATA = "manifest", "public", "lock", "metadata"
 # Groups, and files of an interrupted write, also those of earlier versions.
 _DELETABLE = re.compile(r"[0-9a-f]{64}\.codes|\..+\.[0-9a-f]{8}\.part|draft-.*")
 
@@ -57,7 +57,7 @@ class HomeCopy:
         """Load the manifest and the public part, if the folder holds a complete copy."""
         self.is_corrupted = False
         try:
-            manifest_bytes, public_bytes = ((self.folder / name).read_bytes() for name in (_MANIFEST, _PUBLIC))
+            manifest_bytes, public_bytes = ((self.folder / name).read_bytes() for name in (MANIFEST, PUBLIC))
             manifest, public = CodesManifest.from_bytes(manifest_bytes), decode_frame(public_bytes, PublicPart)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -132,8 +132,8 @@ class HomeCopy:
             raise WireError("the codes are of another map than the public part; run `nearveil sync` again")
         with self._lock, _report_disk_errors(self.folder):
             make_private_folder(self.folder)
-            _write_file(self.folder / _PUBLIC, public.to_bytes())
-            _write_file(self.folder / _MANIFEST, manifest.to_bytes())
+            _write_file(self.folder / PUBLIC, public.to_bytes())
+            _write_file(self.folder / MANIFEST, manifest.to_bytes())
             flush_folder(self.folder)
             self.manifest, self.public, self._loaded, self.is_corrupted = manifest, public, None, False
         used = {self._path(digest).name for digest in manifest.groups.values()}

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.client.copies import HomeCopy, HomeError, LoadedCopy
+from nearveil.client.copies import MANIFEST, PUBLIC, HomeCopy, HomeError, LoadedCopy
 from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.images import FeatureMaker
 from nearveil.client.questions import NOTHING_SENT, NearestQuestion, Outcome, check_filter, limit_count, make_matches
@@ -23,10 +25,12 @@ from nearveil.client.transport import Request, read_body
 from nearveil.gallery.answers import ItemDetails
 from nearveil.gallery.codes import ID_BYTES
 from nearveil.privacy.checks import is_integer
+from nearveil.remote import copy_folder, is_remote, read_object
 from nearveil.storage import data_folder, make_private_folder, replace_file
 from nearveil.wire.codes import CodesGroup, CodesManifest
-from nearveil.wire.frames import Kind
-from nearveil.wire.schema import GalleryInfo
+from nearveil.wire.frames import Kind, WireError
+from nearveil.wire.messages import PublicPart, decode_frame
+from nearveil.wire.schema import GALLERY_NAME, GalleryInfo
 
 if TYPE_CHECKING:
     from nearveil.gallery import Index
@@ -47,10 +51,12 @@ _GUARANTEE = replace(NOTHING_SENT, basis=replace(NOTHING_SENT.basis, link="docs/
 
 
 class HomeCopies:
-    """The local copies of the galleries of a server."""
+    """The local copies of the galleries of a server, in a folder; or read from the URL of such a folder, `source`."""
 
-    def __init__(self, folder: Path | None, url: str) -> None:
-        self._parent, self._url = folder, url
+    def __init__(self, location: str | os.PathLike[str] | None, url: str) -> None:
+        self.source = os.fspath(location).rstrip("/") if location is not None and is_remote(location) else ""
+        folder = None if location is None else Path(location)
+        self._parent, self._url = copy_folder(self.source) if self.source else folder, url
         self._copies: dict[str, HomeCopy] = {}
 
     @cached_property
@@ -101,6 +107,13 @@ async def sync_codes(
     """Update a local copy to the current codes of its gallery. Unchanged blocks are not fetched again."""
     if not is_integer(most, 1):
         raise QuestionError("most", "it must be a whole number of bytes, at least 1")
+    if copies.source:
+        if gallery is None or not re.fullmatch(GALLERY_NAME, gallery):
+            raise QuestionError("gallery", "name the gallery: the server is not asked for it if `home` is a URL")
+        copy = copies.open(gallery)
+        with await _lock(copy):
+            await asyncio.to_thread(_read_copy, f"{copies.source}/{gallery}", gallery, copy, most)
+        return copy
     info = await session.find_gallery(gallery, "open", refresh=True)
     if "codes" not in info.offers:
         raise QuestionError("gallery", f"{info.name} offers no copy of its codes: query it with an epsilon")
@@ -120,6 +133,33 @@ async def sync_codes(
                     return copy
             await session.clock.pause(float(attempt))
     raise ReplyError("The gallery changes faster than it can be fetched; run `nearveil sync` later")
+
+
+def _read_copy(url: str, gallery: str, copy: HomeCopy, most: int) -> None:
+    """Update a copy from the URL of another one, which is trusted no more than a server."""
+    copy.fetched, limit = 0, most + Kind.PUBLIC_PART.frame_limit
+
+    def read(name: str) -> bytes:
+        data = read_object(url, name, limit - copy.fetched)
+        copy.fetched += len(data)
+        return data
+
+    try:
+        manifest = _decode_manifest(read(MANIFEST), gallery, most)
+        public, unpacked = decode_frame(read(PUBLIC), PublicPart), 0
+        for number in copy.find_changed(manifest):
+            digest = manifest.groups[number]
+            group = CodesGroup.from_bytes(read(f"{digest.hex()}.codes"))
+            unpacked += group.size
+            if unpacked > most:
+                raise QuestionError("most", f"the codes and texts have more than {most:,} bytes, unpacked")
+            if (group.number, group.digest) != (number, digest) or group.blocks.keys() != group.digests.keys():
+                raise WireError("a group is incomplete")
+            group.check_blocks(manifest.width, len(manifest.columns))
+            copy.write_group(group)
+        copy.commit(manifest, public)
+    except WireError as error:
+        raise HomeError(f"The copy of {gallery} at the URL is corrupted: {error}; upload it again.") from None
 
 
 async def _lock(copy: HomeCopy) -> BinaryIO:
@@ -247,8 +287,12 @@ def _search_index(index: "Index", row: NDArray[Any], question: NearestQuestion) 
 async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, traffic: Traffic) -> CodesManifest:
     """Return the manifest, unless it lists more than `most` bytes."""
     data = await session.fetch(Request("codes", info.name), traffic)
-    manifest = await asyncio.to_thread(CodesManifest.from_bytes, data)
-    if manifest.gallery != info.name:
+    return await asyncio.to_thread(_decode_manifest, data, info.name, most)
+
+
+def _decode_manifest(data: bytes, gallery: str, most: int) -> CodesManifest:
+    manifest = CodesManifest.from_bytes(data)
+    if manifest.gallery != gallery:
         raise ReplyError("The server sent the codes of another gallery")
     size = manifest.items * (ID_BYTES + manifest.width)
     if size > most:

@@ -24,6 +24,7 @@ from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnI
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, IndexSnapshot, check_k
 from nearveil.progress import Tick
+from nearveil.remote import fetch_objects, is_remote, refuse_change
 from nearveil.storage import Database
 
 _FILE = "index.db"
@@ -67,6 +68,7 @@ class DirectoryIndex(Index):
 
     @classmethod
     def _prepare_location(cls, location: str, timeout: float) -> tuple[Database, str]:
+        refuse_change(location)
         folder = Path(location).expanduser().resolve()
         try:
             storage.make_private_folder(folder)
@@ -91,7 +93,8 @@ class DirectoryIndex(Index):
 
     @classmethod
     def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:
-        folder = Path(location).expanduser().resolve()
+        folder = fetch_objects(location, _FILE, _SEALED) if is_remote(location) else Path(location).expanduser()
+        folder = folder.resolve()
         _check_file(folder / _FILE, str(folder))
         database = Database(_make_url(folder), timeout, prepare=_prepare, explain=explain, allow_read_only=True)
         return database, str(folder)

@@ -8,6 +8,7 @@ from sqlalchemy.engine import URL
 
 from nearveil.errors import NearveilError
 from nearveil.mechanisms import MessageError
+from nearveil.remote import READ_ONLY, is_copy
 from nearveil.storage import COMMON_ERRORS, describe_url, find_error_code, is_connection_refused
 
 
@@ -27,7 +28,8 @@ class CorruptedIndexError(IndexStoreError):
     part: str = "its file"
 
     def __str__(self) -> str:
-        return f"index {self.location}: {self.part} is corrupted; restore a backup"
+        remedy = "upload it again" if is_copy(self.location) else "restore a backup"
+        return f"index {self.location}: {self.part} is corrupted; {remedy}"
 
 
 @dataclass(eq=False, repr=False)
@@ -107,7 +109,8 @@ def explain(error: BaseException, url: URL, reading: bool = False) -> IndexStore
     if code == "42P01":
         return NotAnIndexError(f"No index in {location}. Create one with Index.create().")
     if code in _ERRORS:
-        return IndexStoreError(f"index {location}: {_ERRORS[code]}")
+        is_fetched = code == sqlite3.SQLITE_READONLY and is_copy(location)
+        return IndexStoreError(f"index {location}: {READ_ONLY if is_fetched else _ERRORS[code]}")
     if is_connection_refused(error):
         return IndexStoreError(f"index {location}: connection refused: start the server, or check host and port")
     state = "nothing was being written" if reading else "a change may have been saved or not: check the revision"

@@ -28,6 +28,7 @@ from nearveil.mechanisms.covers.maps import MOST_ITEMS
 from nearveil.metrics import NORMALIZED, Metric, check_metric
 from nearveil.privacy.checks import check_integer, normalize_rows
 from nearveil.progress import Progress, Tick, no_progress
+from nearveil.remote import is_remote
 from nearveil.storage import Database, is_among
 from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
@@ -91,7 +92,11 @@ class Index(MapPublisher, AbstractContextManager["Index"]):
 
     @staticmethod
     def open(location: str | Path, *, timeout: float = 30.0) -> "Index":
-        """Open an index, with the parameters of :meth:`create`; upgrade an older format first, in one transaction."""
+        """Open an index, with the parameters of :meth:`create`; upgrade an older format first, in one transaction.
+
+        `location` may also be the URL of an uploaded directory: ``s3://``, ``gs://`` or ``https://``. It is copied to
+        this machine, and read there; see ``docs/howto/storage.md``.
+        """
         kind = _choose_store(location)
         database, shown = kind._connect(str(location), timeout)
         try:
@@ -640,7 +645,7 @@ def _choose_store(location: str | Path) -> type[Index]:
         from nearveil.gallery._postgres import PostgresIndex
 
         return PostgresIndex
-    if "://" in location or not location.strip():
+    if ("://" in location and not is_remote(location)) or not location.strip():
         raise ValueError("location must be a directory, or a URL such as postgresql://user@host/database")
     from nearveil.gallery._directory import DirectoryIndex
 

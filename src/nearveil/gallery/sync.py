@@ -26,6 +26,7 @@ from nearveil.gallery.items import Item, check_part, check_table, is_text, name_
 from nearveil.gallery.publishing import KEPT_MAPS, MapTerms, Published
 from nearveil.metrics import Metric, check_metric
 from nearveil.progress import Progress, Tick, no_progress
+from nearveil.remote import refuse_change
 from nearveil.storage import data_folder, describe_url, make_data_folder
 
 _CHUNK = 1024  # items read, or written in one transaction
@@ -247,7 +248,8 @@ def describe_location(location: str) -> str:
 
 
 def open_index(location: str) -> Index | None:
-    """Open an index; return None if there is none."""
+    """Open an index to change it; return None if there is none."""
+    refuse_change(location)
     try:
         return Index.open(location)
     except NotAnIndexError:

@@ -59,7 +59,8 @@ class GallerySettings(BaseModel):
 
     name: Annotated[str, Field(pattern=GALLERY_NAME)]  #: by which clients use it
     kind: GalleryKind = "open"
-    #: A folder or a PostgreSQL URL, as `nearveil index` made it; of a protected gallery the private records.
+    #: A folder or a PostgreSQL URL, as `nearveil index` made it; of a protected gallery the private records. Of an open
+    #: gallery also the URL of an uploaded folder: s3://, gs:// or https://.
     index: Annotated[str, Field(min_length=1)]
     #: What an open gallery sends with all candidates; "codes" offers all codes, for local copies; "sealed" answers
     #: sealed questions.
