@@ -12,3 +12,7 @@ class NearveilError(Exception):
     >>> issubclass(AccountError, NearveilError), issubclass(AccountError, ValueError)
     (True, True)
     """
+
+
+class BudgetExceededError(NearveilError, ValueError):
+    """The budget would be exceeded; nothing was spent."""

@@ -6,10 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from nearveil.ledger import Ledger
+from nearveil.privacy import Basis, compose_events
+from nearveil.privacy.events import PureDp
 from nearveil.server import TokenStore
 from tests.programs import Program
 from tests.service.asking import COUNT, QUERIES
@@ -27,6 +31,7 @@ class Guard:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Guard())
 """
+ABOUT: Any = {"protects": "query", "unit": "image", "relation": "replace"}
 CLIENT = """
 import numpy as np
 from nearveil import Client
@@ -60,12 +65,15 @@ def run_command(*arguments: object, **environment: str) -> subprocess.CompletedP
 
 @pytest.fixture(scope="module")
 def server(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Yield the URL of a server, and a file with a token."""
+    """Yield the URL of a server, and a file with a token, beside a ledger."""
     folder = tmp_path_factory.mktemp("server")
     with TokenStore(str(folder / "tokens.db")) as store:
         token = store.create("ann", scopes=["query"], galleries=["*"])[1]
     (folder / "token").write_text(token)
     (folder / "token").chmod(0o600)
+    quarter = compose_events([PureDp(0.25)], delta=0.0, basis=Basis("a test"), **ABOUT)
+    with Ledger(folder / "ledger.db") as ledger:
+        ledger.open_account("camera", owner="me", epsilon=4, delta=0, **ABOUT).spend(quarter)
     (folder / "nearveil.toml").write_text(
         f'tokens = "{folder / "tokens.db"}"\nport = 0\n\n[[galleries]]\nname = "birds"\nindex = "{made}"\n'
         'offers = ["names", "codes", "sealed"]\n'
@@ -161,6 +169,9 @@ def test_a_class_names_the_extra_that_it_lacks() -> None:
         "sync {url} --token-file {token} --home {folder}",
         "token list --tokens {folder}/tokens.db",
         "plan --items 100000 --epsilon 4 --json",
+        "budget show camera --ledger {folder}/ledger.db",
+        "budget history --ledger {folder}/ledger.db --json",
+        "budget create holiday --owner me --epsilon 4 --ledger {folder}/ledger.db --json",
     ],
 )
 def test_a_command_that_prices_nothing_imports_no_accountant(

@@ -207,7 +207,7 @@ def history(
                     entry.kind,
                     (entry.key or "")[:_KEY_LETTERS],
                     (entry.client or "")[:_KEY_LETTERS],
-                    _format_events(entry.events) if entry.message is None else f"{len(entry.message):,} bytes",
+                    _format_events(entry.event_values) if entry.message is None else f"{len(entry.message):,} bytes",
                 )
                 for entry in entries[-last:]
             ],
@@ -362,7 +362,7 @@ def _describe_account(account: "Account") -> dict[str, Any]:
 def _describe_entry(entry: "Entry") -> dict[str, Any]:
     plain = {name: getattr(entry, name) for name in ("account", "sequence", "kind", "time", "key", "client", "hash")}
     size = None if entry.message is None else len(entry.message)  # and never the message
-    return {**plain, "events": _describe_events(entry.events), "message_bytes": size}
+    return {**plain, "events": entry.event_values, "message_bytes": size}
 
 
 def _describe_events(events: "Iterable[tuple[DpEvent, int]]") -> list[dict[str, Any]]:
@@ -371,15 +371,15 @@ def _describe_events(events: "Iterable[tuple[DpEvent, int]]") -> list[dict[str, 
     return [{"count": count, "event": json.loads(format_event(event))} for event, count in events]
 
 
-def _format_events(events: "Iterable[tuple[DpEvent, int]]") -> str:
-    return ", ".join(f"{part['count']:,} x {_format_value(part['event'])}" for part in _describe_events(events))
+def _format_events(values: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{value['count']:,} x {_format_value(value['event'])}" for value in values)
 
 
 def _format_value(value: Any) -> str:
     """Return the short text of an event or of a parameter, such as PoissonSampled(0.1, Gaussian(20))."""
     if isinstance(value, dict):
         parameters = [_format_value(field) for name, field in reversed(value.items()) if name != "type"]
-        return f"{value['type'].removesuffix('DpEvent')}({', '.join(parameters)})"
+        return f"{str(value.get('type')).removesuffix('DpEvent')}({', '.join(parameters)})"
     if isinstance(value, list):
         return f"[{', '.join(map(_format_value, value))}]"
     return f"{value:.12g}" if isinstance(value, float) else str(value)
@@ -400,7 +400,7 @@ def _print_accounts(accounts: "list[Account]", *, details: bool, as_json: bool) 
             f"Accounting: {_ACCOUNTING[account.kind]}.",
         )
         if account.kind == "plan":
-            print_lines(f"Left of the plan: {_format_events(account.remaining()) or 'nothing'}.")
+            print_lines(f"Left of the plan: {_format_events(_describe_events(account.remaining())) or 'nothing'}.")
         print_lines(f"Receipt, to store elsewhere: {account.receipt()}")
 
 

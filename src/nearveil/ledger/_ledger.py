@@ -1,5 +1,7 @@
 """The ledger: accounts in a database, safe against crashes and concurrent spends."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json

@@ -1,5 +1,7 @@
 """Accounts and their debits: a debit is durable before the mechanism runs, and is never undone."""
 
+from __future__ import annotations
+
 import base64
 import json
 import os
@@ -10,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
 
 import sqlalchemy as sa
-from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from nearveil.ledger import budget as budgets
 from nearveil.ledger import store
@@ -27,10 +28,11 @@ from nearveil.ledger.history import Balance, Preview, make_balance, make_preview
 from nearveil.ledger.store import CAP, DEBIT, LOG, MESSAGE, QUOTA, TAKE, BudgetRow, Entry, Receipt, UnaffordableError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_text
-from nearveil.privacy.events import Budgeted
 from nearveil.privacy.guarantee import FilterTerms, Protects, Relation
 
 if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
     from nearveil.ledger._ledger import Ledger
 
 LARGEST_MESSAGE: Final = 16 * 2**20
@@ -72,7 +74,7 @@ class Debit(AbstractContextManager["Debit"]):
 
     def __init__(
         self,
-        account: "Account",
+        account: Account,
         charge: Charge,
         *,
         key: str,
@@ -145,7 +147,7 @@ class Account:
     Copies, deep copies, pickles and scikit-learn clones are handles on the same account.
     """
 
-    def __init__(self, ledger: "Ledger", name: str) -> None:
+    def __init__(self, ledger: Ledger, name: str) -> None:
         self._ledger, self.name = ledger, name
 
     @property
@@ -190,6 +192,10 @@ class Account:
         Samplers of finite precision may add to delta, at most 1e-5 of it (or 1e-20, if that is more) with each
         mechanism; screenings more, if the account's epsilon is above their plan's. See docs/theory/ledger.md.
         """
+        from dp_accounting import SelfComposedDpEvent
+
+        from nearveil.privacy.events import Budgeted
+
         events, within = (Budgeted(self.epsilon, self.delta),), None
         if isinstance(self._budget, PlanBudget):
             charge = tuple(zip(self._budget.plan, self._budget.limits, strict=True))
@@ -475,7 +481,7 @@ class Account:
         """The owner, the protected record, its unit and the relation, which never change."""
         return dict(json.loads(self._load().opening))
 
-    def __reduce__(self) -> tuple[type["Account"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Account], tuple[Any, ...]]:
         return Account, (self._ledger, self.name)
 
     def __eq__(self, other: object) -> bool:

@@ -3,6 +3,8 @@
 Proofs of each kind: ``docs/theory/ledger.md``, Theorems 1 to 3; tested by ``tests/ledger/test_budget.py``.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from abc import ABC, abstractmethod
@@ -12,20 +14,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, TypeAlias, get_origin
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, get_origin
 
-import attr
-import dp_accounting as dp
-from dp_accounting import DpEvent, UnsupportedEventError
-
-from nearveil.privacy import Guarantee, accounting
-from nearveil.privacy import events as nearveil_events
+from nearveil.lazy import LateModule
 from nearveil.privacy.checks import check_choice, check_count, check_delta, check_finite, check_positive
-from nearveil.privacy.events import NamedSets, PureDp, split_event
-from nearveil.privacy.guarantee import Protects, Relation, count_events, find_epsilon, needs_add_remove
+from nearveil.privacy.guarantee import Guarantee, Protects, Relation, count_events, find_epsilon, needs_add_remove
 
-Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
+if TYPE_CHECKING:
+    import attr
+    import dp_accounting as dp
+    from dp_accounting import DpEvent
+
+    from nearveil.privacy import accounting
+    from nearveil.privacy import events as privacy_events
+else:  # the state of an account is read without an accountant
+    attr, dp = LateModule("attr", "budget"), LateModule("dp_accounting", "budget")
+    accounting = LateModule("nearveil.privacy.accounting", "budget")
+    privacy_events = LateModule("nearveil.privacy.events", "budget")
+
+Events: TypeAlias = "DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]"
 """One event, or several, each with an optional count."""
 
 Charge: TypeAlias = tuple[tuple[str, int], ...]
@@ -43,21 +51,19 @@ canonical_json: Callable[[object], str] = _ENCODER.encode
 """Return the one JSON text of a value: sorted, without spaces, floats to the last bit, no NaN."""
 
 
-# Events by the name that ledgers store. The names of their fields are stored, too.
-_EVENTS: dict[str, type[DpEvent]] = {
-    name: getattr(module, name)
-    for module, names in (
+@cache
+def _list_events() -> dict[str, type[DpEvent]]:
+    """Return events by the name that ledgers store. The names of their fields are stored, too."""
+    parts = (
         (dp.dp_event, "NoOpDpEvent NonPrivateDpEvent GaussianDpEvent LaplaceDpEvent RandomizedResponseDpEvent"),
         (dp.dp_event, "ZCDpEvent RepeatAndSelectDpEvent PoissonSampledDpEvent SelfComposedDpEvent ComposedDpEvent"),
-        (nearveil_events, "PureDp NamedSets NoisyScreening VoteHistogram ClippedVotes GaussianNoisyMax"),
-        (nearveil_events, "LaplaceNoisyMax SampledScreening"),
+        (privacy_events, "PureDp NamedSets NoisyScreening VoteHistogram ClippedVotes GaussianNoisyMax"),
+        (privacy_events, "LaplaceNoisyMax SampledScreening"),
     )
-    for name in names.split()
-}
-_NAMES = {kind: name for name, kind in _EVENTS.items()}
+    return {name: getattr(module, name) for module, names in parts for name in names.split()}
 
 
-def _convert(field: "attr.Attribute[Any]", value: Any) -> Any:
+def _convert(field: attr.Attribute[Any], value: Any) -> Any:
     """Convert a field to or from JSON: numbers and texts stay, an event becomes a dictionary, and the other way."""
     if field.type is float:
         return check_finite(value, "events: a parameter")
@@ -73,15 +79,15 @@ def _convert_event(value: Any) -> DpEvent | dict[str, Any]:
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
-    name = _NAMES.get(type(event))
-    if name is None:
+    name = type(event).__name__
+    if _list_events().get(name) is not type(event):
         raise ValueError(f"events: the ledger has no text for {type(event).__name__}; use one that accountants price")
     values = {field.name: _convert(field, getattr(event, field.name)) for field in attr.fields(type(event))}
     return {"type": name, **values}
 
 
 def _decode(value: Mapping[str, Any]) -> DpEvent:
-    kind = _EVENTS.get(value.get("type", ""))
+    kind = _list_events().get(value.get("type", ""))
     fields = attr.fields(kind) if kind is not None else ()
     if kind is None or set(value) != {"type", *(field.name for field in fields)}:
         raise ValueError("events: unknown event")
@@ -104,7 +110,7 @@ def make_charge(events: Events, relation: Relation) -> Charge:
     for event, times in _pairs(events):
         if relation == "replace" and needs_add_remove(event):
             raise ValueError('events: sampling, votes and screenings need an account for "add-remove", not "replace"')
-        for leaf, repeats in split_event(event, times):
+        for leaf, repeats in privacy_events.split_event(event, times):
             if repeats:
                 counts[format_event(leaf)] += repeats
     if not counts:
@@ -130,7 +136,8 @@ def drop_sets(charge: Charge) -> Charge:
     """Return a charge without the numbers of sets of messages: a retry may know another map than the first attempt."""
     counts: Counter[str] = Counter()
     for event, times in read_charge(charge):
-        counts[format_event(PureDp(event.epsilon) if isinstance(event, NamedSets) else event)] += times
+        named = isinstance(event, privacy_events.NamedSets)
+        counts[format_event(privacy_events.PureDp(event.epsilon) if named else event)] += times
     return _check_counts(counts)
 
 
@@ -175,7 +182,7 @@ def check_samplers(events: Iterable[DpEvent], extra_delta: float, delta: float) 
 def _pairs(events: Events) -> list[tuple[DpEvent, int]]:
     parts = events if isinstance(events, Iterable) else [events]
     pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in parts]
-    if not all(isinstance(event, DpEvent) for event, _ in pairs):
+    if not all(isinstance(event, dp.DpEvent) for event, _ in pairs):
         raise ValueError("events must be a DpEvent, or a list of DpEvent or of (DpEvent, count)")
     return [(event, check_count(times, "events: a count", least=1)) for event, times in pairs]
 
@@ -282,7 +289,7 @@ class Budget(ABC):
         """Return the canonical text of everything but the totals."""
         return canonical_json({"kind": self.kind, **vars(self)})
 
-    def contains(self, part: "Budget") -> bool:
+    def contains(self, part: Budget) -> bool:
         """Return whether another budget is of this kind and a part of this one."""
         return type(part) is type(self) and self.holds(part)
 
@@ -385,7 +392,7 @@ def _price_once(text: str, orders: tuple[float, ...]) -> Amounts:
         if not orders:
             return (round_units_up(accounting.sum_inverse_squares(((event, 1),))),)
         return tuple(map(round_units_up, map(float, accounting.RdpAccountant(orders=orders).compose(event).rdp)))
-    except UnsupportedEventError as unknown:
+    except dp.UnsupportedEventError as unknown:
         reason = f"no Renyi divergence is known for {type(event).__name__}" if orders else str(unknown)
         raise UnpricedError(f"events: {reason}") from unknown
 
@@ -453,10 +460,10 @@ def find_planned(text: str, plan: tuple[str, ...]) -> str:
     fewer sets, or any pure mechanism (``docs/theory/ledger.md``, Theorem 1).
     """
     event, payers = parse_event(text), []
-    for other in plan if isinstance(event, NamedSets) and text not in plan else ():
+    for other in plan if isinstance(event, privacy_events.NamedSets) and text not in plan else ():
         payer = parse_event(other)
-        n_sets = 2 if type(payer) is PureDp else 0
-        if isinstance(payer, NamedSets) and payer.size == event.size == 1:
+        n_sets = 2 if type(payer) is privacy_events.PureDp else 0
+        if isinstance(payer, privacy_events.NamedSets) and payer.size == event.size == 1:
             n_sets = payer.n_sets
         if 2 <= n_sets <= event.n_sets and payer.epsilon == event.epsilon:
             payers.append((n_sets, other))
@@ -474,7 +481,7 @@ def find_pld_epsilon(charge: Charge, delta: float) -> float:
         return math.inf if any(epsilon is None for epsilon, _ in exact) else round_float_up(total)
     try:
         return accounting.PldAccountant(read_charge(charge)).epsilon(delta)
-    except UnsupportedEventError as unknown:
+    except dp.UnsupportedEventError as unknown:
         raise UnpricedError(f"events: no privacy loss distribution is known for one of them ({unknown})") from unknown
 
 

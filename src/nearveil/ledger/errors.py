@@ -2,8 +2,7 @@
 
 import math
 
-from nearveil.errors import NearveilError
-from nearveil.privacy.accounting import BudgetExceededError
+from nearveil.errors import BudgetExceededError, NearveilError
 
 
 class LedgerError(NearveilError):

@@ -1,15 +1,19 @@
 """Balances and previews."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-
-from dp_accounting import DpEvent
+from typing import TYPE_CHECKING
 
 from nearveil.ledger import budget as budgets
 from nearveil.ledger.budget import Charge, PlanBudget, UnpricedError
 from nearveil.ledger.errors import OverBudgetError
 from nearveil.ledger.store import BudgetRow
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True, kw_only=True)

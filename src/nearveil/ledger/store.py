@@ -1,16 +1,17 @@
 """What a ledger stores: entries, rows with the state they add up to, and their tables. Nothing in it is private."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import sqlalchemy as sa
-from dp_accounting import DpEvent
 
 from nearveil.ledger import budget as budgets
 from nearveil.ledger.budget import Amounts, Budget, Charge, UnpricedError
@@ -19,7 +20,11 @@ from nearveil.privacy.checks import check_text
 from nearveil.storage import create_tables
 
 if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
     from nearveil.ledger.witness import Witness
+
+T = TypeVar("T")
 
 # Kinds of entries, as ledgers store them.
 OPENED: Final = "opened"
@@ -84,19 +89,22 @@ class Entry:
     @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
         """The single mechanisms that a debit paid for, with counts."""
-        return self._decoded[0]
+        return self._decode(lambda: budgets.read_charge(self.charge))
 
     @property
-    def message(self) -> bytes | None:
-        """The stored message, or the text of a log; None for other kinds of entries."""
-        return self._decoded[1]
+    def event_values(self) -> list[dict[str, Any]]:
+        """The same as JSON values, read without an accountant."""
+        return self._decode(lambda: [{"count": times, "event": dict(json.loads(text))} for text, times in self.charge])
 
     @cached_property
-    def _decoded(self) -> tuple[tuple[tuple[DpEvent, int], ...], bytes | None]:
+    def message(self) -> bytes | None:
+        """The stored message, or the text of a log; None for other kinds of entries."""
+        text = self._decode(lambda: self.content.get("message", self.content.get("log")))
+        return None if text is None else self._decode(lambda: base64.b64decode(text, validate=True))
+
+    def _decode(self, decode: Callable[[], T]) -> T:
         try:
-            message = self.content.get("message", self.content.get("log"))
-            decoded = None if message is None else base64.b64decode(message, validate=True)
-            return budgets.read_charge(self.charge), decoded
+            return decode()
         except (AttributeError, TypeError, ValueError):
             raise CorruptLedgerError(
                 f"Entry {self.sequence} of account {self.account!r} is corrupted; verify() lists the problems."
@@ -123,7 +131,7 @@ class Receipt:
         return f"{self.sequence}:{self.hash}:{self.account}"
 
     @classmethod
-    def parse(cls, text: str) -> "Receipt":
+    def parse(cls, text: str) -> Receipt:
         """Parse a printed receipt."""
         sequence, _, rest = text.strip().partition(":")
         hash_, _, account = rest.partition(":")
@@ -160,7 +168,7 @@ class BudgetRow:
         """The receipt of the latest entry of an account."""
         return Receipt(self.account, self.sequence, self.head)
 
-    def after(self, charge: Charge) -> "tuple[BudgetRow, Amounts]":
+    def after(self, charge: Charge) -> tuple[BudgetRow, Amounts]:
         """Return the state after a charge, and its price; raise UnaffordableError if the budget does not cover it."""
         budget = self.budget
         try:
@@ -299,7 +307,7 @@ def list_shares(connection: sa.Connection, account: str) -> dict[str | None, Bud
     return {name: find_row(connection, account, name) for name in names.all()}
 
 
-def load_account(connection: sa.Connection, name: str, witness: "Witness | None", *, lock: bool = False) -> BudgetRow:
+def load_account(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> BudgetRow:
     """Return the row of an account (with a row lock if `lock`), checked against its latest entry and the witness."""
     for is_last in (False, True):
         row = find_row(connection, name, lock=lock)

@@ -25,7 +25,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.errors import NearveilError
+from nearveil.errors import BudgetExceededError
 from nearveil.lazy import require_extra
 from nearveil.privacy import checks
 from nearveil.privacy.events import PureDp, SampledScreening, find_noise_multiplier, split_event
@@ -346,10 +346,6 @@ class AdditionAccountant(Accountant):
 
     def _price(self, leaf: DpEvent) -> object:
         return find_pure_epsilon(leaf) or make_loss_curves(leaf, 0)
-
-
-class BudgetExceededError(NearveilError, ValueError):
-    """The budget would be exceeded; nothing was spent."""
 
 
 @dataclass(frozen=True, eq=False)
