@@ -1,7 +1,9 @@
 """The MCP server, tested by the SDK's own client: free tools, a capped budget, and nothing paid without its owner."""
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -103,7 +105,7 @@ def test_paid_searches_debit_the_owners_account_and_stop_at_its_total(place: Pat
 def test_no_argument_of_an_assistant_makes_a_free_tool_pay(place: Path, account: Account) -> None:
     with Client(place / "texts", account=account) as client:
         for server in (make_server(client, embed=embed), make_server(client, embed=embed, epsilon=4.0)):
-            ask(server, "search_text", query="4", epsilon=4, by="message", key="k", candidates=1)
+            ask(server, "search_text", query="4", epsilon=4, by="message", key="0" * 32, candidates=1)
             assert "epsilon" not in list_tools(server)["search_text"].input_schema["properties"]
     assert account.balance().left == 8
 
@@ -152,12 +154,55 @@ def test_embeddings_are_named_by_module_and_function() -> None:
             load_embedding(path)
 
 
+def serve(place: Path, folder: Path, *options: str) -> StdioServerParameters:
+    """Return how to start `nearveil mcp` in a folder; like the installed command, without the folder in the path."""
+    command = ["-P", "-m", "nearveil", "mcp", "--index", str(place / "texts"), *options]
+    return StdioServerParameters(command=sys.executable, args=command, cwd=folder, env=dict(os.environ))
+
+
 def test_the_command_serves_on_standard_input_and_output(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "my_model.py").write_text("def embed(text):\n    return [float(text)] * 8\n")
-    command = ["-m", "nearveil", "mcp", "--index", str(place / "texts"), "--embed", "my_model:embed"]
-    server = StdioServerParameters(command=sys.executable, args=command, cwd=tmp_path, env=dict(os.environ))
-    found = ask(server, "search_text", query="1", k=3)
+    (tmp_path / "my_model.py").write_text("def embed(text):\n    print(text)\n    return [float(text)] * 8\n")
+    found = ask(serve(place, tmp_path, "--embed", "my_model:embed"), "search_text", query="1", k=3)
     assert len(found["matches"]) == 3
+
+
+def test_standard_output_has_messages_of_the_protocol_alone(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text("print('loading')\ndef embed(text):\n    return [1.0] * 8\n")
+    server = serve(place, tmp_path, "--embed", "my_model:embed")
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    first = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client})
+    result = subprocess.run(  # noqa: S603
+        [server.command, *server.args], cwd=tmp_path, input=f"{first}\n", capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == [1]
+    assert "loading" in result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--embed", "my_model:embed")], ids=["vectors", "texts"])
+def test_no_file_of_the_current_folder_replaces_a_library(
+    place: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """The current folder is the workspace of an assistant, which writes files there."""
+    (tmp_path / "my_model.py").write_text("def embed(text):\n    return [float(text)] * 8\n")
+    for name in ("faiss", "PIL", "httpx", "json"):
+        (tmp_path / f"{name}.py").write_text("raise ValueError('replaced')\n")
+    tool, query = ("search_text", "1") if options else ("search_vector", [1.0] * 8)
+    assert len(ask(serve(place, tmp_path, *options), tool, query=query, k=3)["matches"]) == 3
+
+
+def test_no_query_is_logged(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Client(place / "texts") as client:
+        error = ask(make_server(client, embed=embed), "search_text", query="a secret")
+    assert error == "Error executing tool search_text: unexpected ValueError on this machine"
+    assert "a secret" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("key", ["", "k", "0" * 31, "a\n", "0" * 10_000])
+def test_an_assistant_makes_up_no_key(place: Path, account: Account, key: str) -> None:
+    with Client(place / "texts", account=account) as client:
+        error = ask(make_server(client, embed=embed, epsilon=4.0), "pay_to_search_text", query="4", key=key)
+    assert "key" in error
+    assert account.balance().left == 8
 
 
 def test_the_command_pays_from_named_accounts_only(place: Path) -> None:

@@ -1,6 +1,8 @@
 """Sealed questions over HTTP: what they find, what is sent, and what servers of bad will bring about."""
 
 import asyncio
+import hashlib
+import re
 import secrets
 import threading
 import time
@@ -19,6 +21,7 @@ pytest.importorskip("cryptography")
 
 from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError, ReplyError
+from nearveil.client.home import HomeCopies
 from nearveil.client.sealed import CachedSeal, _decode_text, sealed_periods
 from nearveil.errors import NearveilError
 from nearveil.gallery import Index, Item
@@ -34,7 +37,7 @@ from nearveil.server.errors import ServiceError
 from nearveil.server.limits import TokenBuckets
 from nearveil.wire import sealed
 from nearveil.wire.frames import HEADER_BYTES, Kind, Reader, WireError, frame, unframe, write_fields
-from nearveil.wire.schema import FRAME, KEY_HEADER
+from nearveil.wire.schema import FRAME, GALLERY_NAME, KEY_HEADER
 from nearveil.wire.server import ServedMap
 from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, opened, scene
 
@@ -258,15 +261,36 @@ def test_the_next_process_downloads_no_layout_that_it_has(
             results.append(client.nearest(QUERIES[0], 3, epsilon=0, by="sealed"))
         (stored,) = (tmp_path / "data").rglob("*.layout")
         assert stored.stat().st_mode & 0o777 == 0o600
-        size = stored.stat().st_size
-        assert results[0].bytes_received - results[1].bytes_received > size - 80  # besides the ETag
-        assert results[0].matches == results[1].matches
         content = stored.read_bytes()
-        stored.write_bytes(content[:-100])
-        with pytest.raises(ReplyError, match="layout cannot be used"):
-            here.client()[0].nearest(QUERIES[0], 3, epsilon=0, by="sealed")
-        assert here.client()[0].nearest(QUERIES[0], 3, epsilon=0, by="sealed").matches == results[0].matches
-        assert stored.read_bytes() == content
+        assert results[0].bytes_received - results[1].bytes_received == len(content)
+        assert results[0].matches == results[1].matches
+        for corrupted in (content[:-100], content[:-1] + bytes([content[-1] ^ 1]), b""):
+            stored.write_bytes(corrupted)
+            assert here.client()[0].nearest(QUERIES[0], 3, epsilon=0, by="sealed").matches == results[0].matches
+            assert stored.read_bytes() == content
+
+
+def test_a_stored_layout_names_its_content_and_nothing_that_a_server_chose(tmp_path: Path) -> None:
+    """Else a server would recognise the machine whatever its token is."""
+    copies, layout = HomeCopies(tmp_path, "https://server.example"), b"a layout"
+    assert copies.read_layout("birds") == ("", b"")
+    copies.write_layout("birds", layout)
+    assert copies.read_layout("birds") == (f'"{hashlib.sha256(layout).hexdigest()}"', layout)
+    (stored,) = tmp_path.iterdir()
+    assert stored.read_bytes() == layout
+    assert not re.fullmatch(GALLERY_NAME, stored.name)  # else it would be in the way of the copy of that gallery
+
+
+def test_a_reply_without_content_needs_a_stored_layout(made: Path, tmp_path: Path) -> None:
+    with scene(made, tmp_path, offers=OFFERS) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+
+        def answer(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+            is_layout = request.method == "GET" and request.url.path.endswith("/sealed")
+            return framed(b"", 304, etag='"chosen"') if is_layout else reply
+
+        with pytest.raises(ReplyError):
+            here.client(answer)[0].nearest(QUERIES[0], 3, epsilon=0, by="sealed")
 
 
 def test_no_pad_is_used_after_a_change(tmp_path: Path) -> None:

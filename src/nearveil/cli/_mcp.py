@@ -1,7 +1,7 @@
 """``nearveil mcp``: a gallery as a tool of assistants."""
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,13 @@ def mcp(
     output.check(not epsilon or payment.account is not None, "requires --account, which caps the total", "--epsilon")
     from nearveil.integrations.mcp import load_embedding, make_server
 
-    sys.path.insert(0, "")  # modules of the current folder, as with `python -m`
+    if embed is not None:
+        sys.path.append(str(Path.cwd()))  # last: a file that an assistant wrote there replaces no library
     settings: dict[str, Any] = {"extractor": load_extractor(extractor), "home": home}
     with ExitStack() as stack:
         if epsilon:
             settings["account"] = stack.enter_context(payment.open()).account(str(payment.account))
         client, _ = stack.enter_context(options.open(**settings))
-        function = None if embed is None else load_embedding(embed)
+        with redirect_stdout(sys.stderr):  # a module may print while it loads its model
+            function = None if embed is None else load_embedding(embed)
         make_server(client, embed=function, images=images, epsilon=epsilon, gallery=options.gallery).run()

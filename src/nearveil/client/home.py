@@ -84,17 +84,19 @@ class HomeCopies:
 
     def read_layout(self, gallery: str) -> tuple[str, bytes]:
         """Return the ETag and the public sealed layout that an earlier process fetched; empty without one."""
-        with suppress(OSError, RuntimeError, ValueError):  # also without a home directory
-            etag, _, layout = (self._folder / f"{gallery}.layout").read_bytes().partition(b"\n")
-            return etag.decode("ascii"), layout
+        # The ETag is the content's, as servers make it: no text by which a server would recognise this machine, and
+        # a corrupted layout is fetched again.
+        with suppress(OSError, RuntimeError):  # also without a home directory
+            layout = (self._folder / f"_{gallery}.layout").read_bytes()  # no gallery has this name
+            return f'"{hashlib.sha256(layout).hexdigest()}"', layout
         return "", b""
 
-    def write_layout(self, gallery: str, etag: str, layout: bytes) -> None:
+    def write_layout(self, gallery: str, layout: bytes) -> None:
         """Store a public sealed layout for the next process, if the disk allows it."""
         with suppress(OSError, RuntimeError):
             make_private_folder(self._folder)
-            with replace_file(self._folder / f"{gallery}.layout", durable=False) as file:
-                file.write(etag.encode("ascii", "replace") + b"\n" + layout)
+            with replace_file(self._folder / f"_{gallery}.layout", durable=False) as file:
+                file.write(layout)
 
 
 class _GalleryChangedError(Exception):

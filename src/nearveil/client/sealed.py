@@ -218,12 +218,11 @@ async def _fetch_seal(
     is_stored = response.status == 304 and etag != ""
     layout = stored if is_stored else read_body(response)
     if session.pad_timing and not is_stored:
-        copies.write_layout(info.name, read_etag(response), layout)
+        copies.write_layout(info.name, layout)
     try:
         tokens = await session.fetch(Request("tokens", info.name), traffic)
         client = await asyncio.to_thread(SealedClient, layout, tokens)
     except (SealedError, WireError) as error:
-        copies.write_layout(info.name, "", b"")  # it may be corrupted
         raise ReplyError(f"the gallery's layout cannot be used, or it has changed just now: {error}") from None
     while len(cache) >= _MAX_CACHED:
         cache.pop(next(iter(cache)))

@@ -152,7 +152,8 @@ def _make_search(client: "Client", kind: _Kind, epsilon: float | None, gallery: 
     """Return a tool that searches for queries of a kind at a fixed price."""
     Count = Annotated[int, Field(ge=1, le=_MOST_MATCHES, description="Number of matches.")]
     Where = Annotated[dict[str, Any] | None, Field(description="Keep only matches with this metadata.")]
-    Key = Annotated[str | None, Field(description="Of a search that was paid and not answered: repeats it, free.")]
+    words = "Of a search that was paid and not answered: repeats it, free."
+    Key = Annotated[str | None, Field(pattern="^[0-9a-f]{32}$", description=words)]
 
     def search(query: Any, k: int = DEFAULT_K, where: dict[str, Any] | None = None) -> Findings:
         return find(query, k, where)
@@ -166,8 +167,10 @@ def _make_search(client: "Client", kind: _Kind, epsilon: float | None, gallery: 
         except UnansweredError as error:
             retry = f" Repeat it free of charge with the key {error.key}." if error.again else ""
             raise ToolError(f"{error}{retry}") from None
-        except NearveilError as error:
+        except (NearveilError, ToolError) as error:
             raise ToolError(str(error)) from None
+        except Exception as error:  # its text may hold the query, and the SDK would log it
+            raise ToolError(f"unexpected {type(error).__name__} on this machine") from None
         return Findings(
             matches=[Found.model_validate(match, from_attributes=True) for match in found.matches],
             metric=found.metric,
