@@ -281,7 +281,10 @@ def test_a_stored_layout_names_its_content_and_nothing_that_a_server_chose(tmp_p
     assert not re.fullmatch(GALLERY_NAME, stored.name)  # else it would be in the way of the copy of that gallery
 
 
-def test_a_reply_without_content_needs_a_stored_layout(made: Path, tmp_path: Path) -> None:
+def test_a_reply_without_content_needs_a_stored_layout(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     with scene(made, tmp_path, offers=OFFERS) as here:
         here.gallery.prepare()  # type: ignore[attr-defined]
 
