@@ -50,11 +50,12 @@ def _mix(values: Longs, key: np.uint64) -> NDArray[np.uint64]:
 
 def encode_records(layout: RecordLayout, seed: bytes, positions: NDArray[np.integer], padded: Octets) -> Bytes:
     """Return the entries of padded records at positions, shape (n, n_entries): whitened, six bits each, centred."""
-    entries = np.empty((len(padded), layout.n_entries), np.int8)
+    entries, n_bits = np.empty((len(padded), layout.n_entries), np.int8), layout.n_entries * ENTRY_BITS
     for start in range(0, len(padded), _STEP):
         block = slice(start, start + _STEP)
-        bits = np.unpackbits(padded[block] ^ _whiten(layout, seed, positions[block]), axis=1)
-        bits = np.pad(bits, ((0, 0), (0, layout.n_entries * ENTRY_BITS - bits.shape[1])))
+        stream = _whiten(seed, positions[block], -(-n_bits // 8))  # also the spare bits of the last entry
+        stream[:, : layout.width] ^= padded[block]
+        bits = np.unpackbits(stream, axis=1, count=n_bits)
         entries[block] = bits.reshape(len(bits), -1, ENTRY_BITS) @ _WEIGHTS - _HALF
     return entries
 
@@ -65,17 +66,17 @@ def decode_records(
     """Return the padded records, shape (n, width), of entries modulo 2^6, shape (n, n_entries)."""
     values = ((entries + _HALF) % (2 * _HALF)).astype(np.uint8)
     bits = np.unpackbits(values[:, :, None], axis=2)[:, :, 8 - ENTRY_BITS :].reshape(len(values), -1)
-    return np.packbits(bits[:, : 8 * layout.width], axis=1) ^ _whiten(layout, seed, positions)
+    return np.packbits(bits[:, : 8 * layout.width], axis=1) ^ _whiten(seed, positions, layout.width)
 
 
-def _whiten(layout: RecordLayout, seed: bytes, positions: NDArray[np.integer]) -> Octets:
+def _whiten(seed: bytes, positions: NDArray[np.integer], width: int) -> Octets:
     """Return a public stream of bytes for each position: entries are then as random ones, so noise has one bound."""
     key = hashlib.sha256(b"nearveil sealed whitening\0" + seed).digest()
-    blocks = -(-layout.width // _AES_BLOCK)
+    blocks = -(-width // _AES_BLOCK)
     counters = np.zeros((len(positions), blocks, 2), ">u8")
     counters[:, :, 0], counters[:, :, 1] = np.asarray(positions)[:, None], np.arange(blocks)
     encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update  # noqa: S305 (of counters)
-    return np.frombuffer(encrypt(counters.tobytes()), np.uint8).reshape(len(positions), -1)[:, : layout.width]
+    return np.frombuffer(encrypt(counters.tobytes()), np.uint8).reshape(len(positions), -1)[:, :width].copy()
 
 
 def find_buckets(layout: RecordLayout, blocks: Longs) -> Longs:
@@ -146,7 +147,7 @@ def lay_out_records(layout: Layout, positions: Longs, records: Sequence[bytes]) 
     squares = np.stack(sums).reshape(shape.side, shape.side, -1)
     longest = max(int(squares.sum(axis=axis).max()) for axis in (0, 1))
     if math.sqrt(longest) > bound_row_norm(shape.stage.n_columns):
-        raise SealedError("noise could change records in these places: build the index with another seed")
+        raise SealedError("noise could change the records of this index: build it again, with another seed")
     return matrix
 
 
