@@ -53,7 +53,8 @@ def config(folder: Path, **changed: object) -> Path:
     } | changed
     lines = [f"{name} = {json.dumps(value)}" for name, value in given.items()]
     path = folder / "nearveil.toml"
-    path.write_text("\n".join([f"tokens = {json.dumps(str(folder / 'tokens.db'))}", "[[galleries]]", *lines]))
+    tokens = f"tokens = {json.dumps(str(folder / 'tokens.db'))}"
+    path.write_text("\n".join([tokens, "port = 0", "[[galleries]]", *lines]))
     return path
 
 
