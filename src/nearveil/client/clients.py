@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from nearveil.privacy.noise import Source
     from nearveil.private_knn import PublicDiscriminant
     from nearveil.server.galleries import Gallery
+    from nearveil.telemetry import Telemetry
     from nearveil.wire.messages import PublicPart
     from nearveil.wire.schema import GalleryInfo
 
@@ -198,6 +200,7 @@ class AsyncClient:
         certificate: str | Path | tuple[str | Path, str | Path] | None = None,
         proxies: bool = False,
         home: str | Path | None = None,
+        telemetry: Telemetry | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
@@ -206,6 +209,7 @@ class AsyncClient:
         from nearveil.client.images import FeatureMaker
         from nearveil.client.session import RetryPolicy, Session
         from nearveil.client.transport import HttpTransport, LocalTransport
+        from nearveil.telemetry import get_client_telemetry
 
         is_remote = _is_remote(location, token)
         self._shown = _hide_password(location)
@@ -232,6 +236,7 @@ class AsyncClient:
         retry_policy = RetryPolicy(retries if is_remote else 0)
         self._sealed: dict[str, CachedSeal] = {}
         self._copies = HomeCopies(home, self._shown)
+        self._telemetry = telemetry or get_client_telemetry()
         self._session = Session(
             self._transport, payer, FeatureMaker(extractor), retry_policy, token or "", pad_timing=is_remote
         )
@@ -314,22 +319,28 @@ class AsyncClient:
 
     async def _ask(self, question: NearestQuestion) -> Outcome:
         """Ask a question about one query or many, by the way that public facts choose."""
-        way = await self._choose_way(question)
-        if way == "message":
-            from nearveil.client.questions import ask_messages
+        started, way = time.monotonic(), await self._choose_way(question)
+        try:
+            if way == "message":
+                from nearveil.client.questions import ask_messages
 
-            return await ask_messages(self._session, question)
-        if way == "sealed":
-            from nearveil.client.sealed import ask_sealed
+                return await ask_messages(self._session, question)
+            if way == "sealed":
+                from nearveil.client.sealed import ask_sealed
 
-            return await ask_sealed(self._session, question, self._sealed, self._copies)
-        from nearveil.client.home import search_home, search_index
+                return await ask_sealed(self._session, question, self._sealed, self._copies)
+            from nearveil.client.home import search_home, search_index
 
-        if self.index is not None:
-            return await search_index(self._session, question, self.index)
-        if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
-            await self.sync(gallery=question.gallery)
-        return await search_home(self._session, question, self._copies)
+            if self.index is not None:
+                return await search_index(self._session, question, self.index)
+            if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
+                await self.sync(gallery=question.gallery)
+            return await search_home(self._session, question, self._copies)
+        finally:
+            if self._telemetry is not None:  # of a local index, which has no deadlines, not even the duration
+                seconds = time.monotonic() - started if self._session.pad_timing else 0.0
+                attributes = {"nearveil.way": way, "nearveil.gallery": question.gallery or ""}
+                self._telemetry.record("nearest", seconds, attributes)
 
     async def nearest_many(
         self,
@@ -553,6 +564,8 @@ class Client:
     home : str or Path, optional
         The folder for copies of galleries (:meth:`sync`); in the user's data folder by default. From the URL of an
         uploaded folder, `sync` reads copies without asking the server: see ``docs/howto/storage.md``.
+    telemetry : Telemetry, optional
+        Exports a span for each question, without anything of the query; see ``docs/howto/telemetry.md``.
     transport : httpx.AsyncBaseTransport, optional
         Replaces the network, for tests.
 

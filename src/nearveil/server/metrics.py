@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 
 from nearveil.server.galleries import Gallery, OpenGallery
+from nearveil.telemetry import BUCKETS, Telemetry
 
 _GALLERY_METRICS = {
     "revision": ("nearveil_gallery_revision", "Revision of the newest map."),
@@ -18,7 +19,6 @@ _GALLERY_METRICS = {
     "up": ("nearveil_gallery_up", "1 if the gallery can be read."),
     "left": ("nearveil_ledger_left_epsilon", "Epsilon that a protected gallery's account may still spend."),
 }
-_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 def send_heartbeat() -> None:
@@ -32,14 +32,15 @@ def send_heartbeat() -> None:
 
 
 class Metrics:
-    """The metrics of one server, in a separate registry."""
+    """The metrics of one server, in a separate registry, and its telemetry."""
 
-    def __init__(self) -> None:
+    def __init__(self, telemetry: Telemetry | None = None) -> None:
+        self._telemetry = telemetry
         registry = self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._requests = counter("nearveil_requests", "Requests by route and status.", ["route", "status"])
         seconds = "nearveil_request_seconds", "Duration of requests.", ["route"]
-        self._seconds = Histogram(*seconds, buckets=_BUCKETS, registry=registry)
+        self._seconds = Histogram(*seconds, buckets=BUCKETS, registry=registry)
         self.in_flight = gauge("nearveil_in_flight", "Requests in flight.", multiprocess_mode="livesum")
         self.refused = counter("nearveil_refused", "Refused requests by error code.", ["code"])
         self._bytes = counter("nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"])
@@ -47,11 +48,19 @@ class Metrics:
         dropped = "nearveil_log_lines_dropped", "Log lines that were not written."
         self._log_lines_dropped = gauge(*dropped, multiprocess_mode="sum")
 
-    def count(self, route: str, status: int, seconds: float, sent: int) -> None:
+    def count(self, method: str, route: str, gallery: str | None, status: int, seconds: float, sent: int) -> None:
         """Count a request that has ended."""
+        if self._telemetry is not None:
+            attributes = {"http.request.method": method, "http.route": route, "nearveil.gallery": gallery or ""}
+            self._telemetry.record(f"{method} {route}", seconds, {**attributes, "http.response.status_code": status})
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
         self._bytes.labels(route).inc(sent)
+
+    def close(self) -> None:
+        """Export the spans that are left."""
+        if self._telemetry is not None:
+            self._telemetry.close()
 
     def exposition(self, galleries: Mapping[str, Mapping[str, float]], log_lines_dropped: int) -> bytes:
         """Return the metrics of the server and of some galleries, by their names, in the format of Prometheus."""

@@ -199,11 +199,12 @@ class GuardMiddleware:
 
     def _record(self, context: RequestContext, scope: AsgiScope, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
-        self._state.metrics.count(route, context.status, seconds, context.sent)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._state.metrics.count(method, route, context.gallery, context.status, seconds, context.sent)
         fields: dict[str, Any] = {
             "event": "request",
             "request": context.id,
-            "method": scope["method"] if scope["method"] in _METHODS else "other",
+            "method": method,
             "route": route,
             "status": context.status,
             "ms": round(1000 * seconds, 3),

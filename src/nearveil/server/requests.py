@@ -25,6 +25,7 @@ from nearveil.server.middleware import CONTEXT, RequestContext
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
 from nearveil.server.workers import POLL_TIMEOUT, Poller, Workers
+from nearveil.telemetry import Telemetry
 from nearveil.wire.frames import peek_header
 from nearveil.wire.messages import frame_status
 from nearveil.wire.schema import FRAME, MOST_GALLERIES, GalleryInfo
@@ -58,7 +59,8 @@ class AppState:
             raise ValueError("galleries must have different names")
         if len(galleries) > MOST_GALLERIES:
             raise ValueError(f"galleries must be at most {MOST_GALLERIES}")
-        self.tokens, self.settings, self.metrics = tokens, settings, Metrics()
+        telemetry = Telemetry("nearveil-server", is_server=True) if settings.telemetry else None
+        self.tokens, self.settings, self.metrics = tokens, settings, Metrics(telemetry)
         self.send_heartbeat: Callable[[], None] = send_heartbeat
         self.is_stopping = False  # whether every connection is closed after its next answer
         timeout = settings.work_timeout
@@ -219,8 +221,9 @@ class AppState:
         await asyncio.gather(*polls, return_exceptions=True)
 
     def close(self) -> None:
-        """Close the keys and the log."""
+        """Close the keys, the log and the telemetry."""
         self.keys.close()
+        self.metrics.close()
         self.log.close()
 
 

@@ -172,6 +172,7 @@ class Settings(BaseSettings):
     shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0  #: seconds for requests in flight after that
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_file: Path | None = None  #: for lines of JSON; by default standard error
+    telemetry: bool = False  #: export spans and durations by OpenTelemetry, to the collector of OTEL_EXPORTER_OTLP_*
     #: Allowed Host headers, `*` for any. By default the names of loopback, and `host`; any if `host` is the unspecified
     #: address.
     trusted_hosts: tuple[Annotated[str, StringConstraints(to_lower=True)], ...] = ()
