@@ -61,7 +61,7 @@ def fetch_object(url: str) -> Path:
 def fetch_objects(url: str, name: str, *optional: str) -> Path:
     """Copy objects below a URL, those that changed: all of them, or none. Return their folder.
 
-    The store chooses no name and no path, and what is fetched does not depend on a query.
+    The store chooses no name and no path; which objects are fetched does not depend on a query.
     """
     store, folder, record = _open_store(url), copy_folder(url), {}
     urls = {key: _join(url, key) for key in (name, *optional)}

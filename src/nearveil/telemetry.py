@@ -69,7 +69,7 @@ class Telemetry:
         self._seconds.record(seconds, attributes)
 
     def close(self) -> None:
-        """Export what is left. Without this call, a program does so when it ends."""
+        """Export the remaining spans and metrics. Without this call, a program does so when it ends."""
         self._tracing.shutdown()
         self._metering.shutdown()
 

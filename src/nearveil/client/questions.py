@@ -183,7 +183,7 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
             if problem is None:
                 results += ranked.results
                 problem = ranked.error
-            # After an error of a filter the others are asked nevertheless: what is sent does not depend on answers.
+            # After an error of a filter the others are asked nevertheless: messages do not depend on answers.
             if failure := unanswered or failure:
                 return Outcome(results, problem or failure)
             traffic = Traffic(last_reply_at=session.clock.now())
@@ -235,7 +235,7 @@ class _NoDebit(nullcontext[None]):
 
 
 class _Payment(NamedTuple):
-    """A durable debit, its stored message, the encoded query, and what is left in the account if it says so."""
+    """A durable debit, its stored message, the encoded query, and the remaining budget if the account says so."""
 
     debit: "Debit"
     message: Message
@@ -295,7 +295,7 @@ async def _send_all(
     traffic: Traffic,
 ) -> tuple[list[_Replies], Exception | None]:
     """Send messages, a few at a time; return the replies to the first of them, and the error of the next."""
-    # `traffic` counts what was sent before, for the first message, and notes the time of the last reply.
+    # `traffic` counts the bytes sent before, for the first message, and notes the time of the last reply.
     replies = [_Replies(payment.debit.key, Traffic()) for payment in payments]
     replies[0].traffic = Traffic(traffic.sent, traffic.received)
     pending, errors = iter(list(enumerate(zip(payments, replies, strict=True)))), dict[int, Exception]()

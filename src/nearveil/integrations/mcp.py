@@ -30,7 +30,7 @@ _INSTRUCTIONS = (
 )
 
 
-class Found(BaseModel):
+class FoundItem(BaseModel):
     """A match."""
 
     id: int
@@ -43,7 +43,7 @@ class Found(BaseModel):
 class Findings(BaseModel):
     """The matches of a search, and its cost."""
 
-    matches: list[Found] = Field(description="Best first.")
+    matches: list[FoundItem] = Field(description="Best first.")
     metric: str
     way: str = Field(description="home: a local copy; index: a local index; sealed: encrypted; message: paid.")
     server_saw: str
@@ -74,10 +74,10 @@ def load_embedding(path: str) -> Callable[[str], Any]:
     """Import the function, or the object with `embed_query`, at ``module:name``."""
     module, _, name = path.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} cannot be imported ({error}): name a function as module:function") from None
-    embed = getattr(found, "embed_query", found)
+    embed = getattr(function, "embed_query", function)
     if not callable(embed):
         raise ValueError(f"{path} must be a function of a text, or an object with embed_query")
     return embed  # type: ignore[no-any-return]
@@ -163,7 +163,7 @@ def _make_search(client: "Client", kind: _Kind, epsilon: float | None, gallery: 
 
     def find(query: Any, k: int, where: dict[str, Any] | None, key: str | None = None) -> Findings:
         try:
-            found = client.nearest(kind.read(query), k, epsilon, gallery=gallery, where=where, key=key)
+            result = client.nearest(kind.read(query), k, epsilon, gallery=gallery, where=where, key=key)
         except UnansweredError as error:
             retry = f" Repeat it free of charge with the key {error.key}." if error.again else ""
             raise ToolError(f"{error}{retry}") from None
@@ -172,13 +172,13 @@ def _make_search(client: "Client", kind: _Kind, epsilon: float | None, gallery: 
         except Exception as error:  # its text may hold the query, and the SDK would log it
             raise ToolError(f"unexpected {type(error).__name__} on this machine") from None
         return Findings(
-            matches=[Found.model_validate(match, from_attributes=True) for match in found.matches],
-            metric=found.metric,
-            way=found.way,
-            server_saw=found.server_view,
-            paid=found.paid,
-            remaining=found.remaining,
-            guarantee=str(found.guarantee),
+            matches=[FoundItem.model_validate(match, from_attributes=True) for match in result.matches],
+            metric=result.metric,
+            way=result.way,
+            server_saw=result.server_view,
+            paid=result.paid,
+            remaining=result.remaining,
+            guarantee=str(result.guarantee),
         )
 
     tool: Callable[..., Findings] = pay if epsilon else search

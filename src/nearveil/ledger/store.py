@@ -271,7 +271,7 @@ def migrate(connection: sa.Connection) -> tuple[None, None]:
 
 
 def list_accounts(connection: sa.Connection) -> list[str]:
-    """Return the names of all accounts, including those whose row was removed."""
+    """Return the names of all accounts, including those with a removed row."""
     names = sa.union(sa.select(accounts.c.name), sa.select(entries.c.account))
     return sorted(connection.execute(names).scalars())
 
