@@ -78,7 +78,7 @@ clean: ## Remove the environment and everything made
 $(VENV)/.base: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "nearveil needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
-	@echo "setting up $(VENV)"
+	@echo "setting up $(VENV), once: a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[images,service,sealed]"
 	@touch $@

@@ -135,8 +135,9 @@ def test_what_cannot_be_indexed_is_said_and_makes_nothing() -> None:
         ((write("npy", np.where(np.arange(COUNT)[:, None] == 5, np.nan, ROWS), name="nan"),), "NaN"),
         ((empty,), "empty.npy"),
         ((Path("none.npy"),), "none.npy"),
-        (("--delete", "doc-1"), "--delete: there is no index at"),
-        ((), "name a folder of images or a file of vectors"),
+        (("--delete", "doc-1"), "there is no index at"),
+        (("--sealed",), "there is no index at"),
+        ((), "name a folder or a file"),
         ((write("npy"), "--private"), "only for images"),
     ):
         assert said in refused("index", *words, "--into", "texts")
@@ -157,6 +158,18 @@ def test_all_that_sealed_questions_need_is_made_on_the_cluster(monkeypatch: pyte
     monkeypatch.setattr(ClusterOptions, "connect", lambda _: nullcontext(Watched()))
     fine("index", write("npy"), "--into", "texts", "--sealed", *TERMS)
     assert {"reading", "making codes", "making hints"} <= set(stages)
+
+
+def test_the_sealed_index_of_an_existing_index_is_built() -> None:
+    pytest.importorskip("cryptography")
+    fine("index", write("npy"), "--into", "texts", *TERMS)
+    with Index.open("texts") as index:
+        revision = index.revision
+    fine("index", "--into", "texts", "--sealed")
+    with Index.open("texts") as index:
+        assert index.revision == revision
+        assert index.sealed_file is not None
+        assert index.sealed_file.exists()
 
 
 def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:

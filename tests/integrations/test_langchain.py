@@ -60,6 +60,13 @@ def test_documents_hold_text_metadata_and_id(client: Client) -> None:
     assert all(one.metadata["even"] for one in retriever.invoke("a private question"))
 
 
+def test_items_without_the_text_are_warned_of(client: Client) -> None:
+    retriever = NearveilRetriever(client=client, embed=EMBED, k=2, text_key="passage")
+    with pytest.warns(UserWarning, match="set text_key"):
+        documents = retriever.invoke("a private question")
+    assert [document.page_content for document in documents] == ["", ""]
+
+
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_scores_are_in_the_order_of_the_metric(tmp_path: Path, metric: Literal["dot", "euclidean"]) -> None:
     rows = np.random.default_rng(3).standard_normal((60, 16)) * np.linspace(0.1, 3, 60)[:, None]

@@ -554,15 +554,19 @@ def test_a_build_that_fails_is_tried_again(
     build = sealed.open_sealed_index
 
     def fail(*_: Any, **__: Any) -> Any:
+        time.sleep(0.2)
         raise IndexStoreError("a private path")
 
     with opened(made, offers=OFFERS) as gallery:
+        monkeypatch.setattr(sealed_builds, "_NOTICE_DELAY", 0.0)
         monkeypatch.setattr(sealed, "open_sealed_index", fail)
         with pytest.raises(ServiceError, match="Try again later"):
             gallery.prepare()
         with pytest.raises(ServiceError, match="is being built"):
             gallery.sealed_lengths(tokens=False)
         assert "cannot be built: IndexStoreError" in caplog.text
+        assert "Building the sealed index" in caplog.text
+        assert "ready after" not in caplog.text
         assert "private" not in caplog.text
         monkeypatch.setattr(sealed, "open_sealed_index", build)
         gallery.prepare()

@@ -91,6 +91,7 @@ def index(
         nearveil index records/ --into private-index/ --private
         nearveil index emb.parquet --into texts/ --ids id --metadata text --metadata url
         nearveil index --into texts/ --delete doc-17
+        nearveil index --into texts/ --sealed
         nearveil index --into old-gallery/ --metric cosine
         nearveil index emb.parquet --into texts/ --cluster local:8
     """
@@ -105,10 +106,8 @@ def index(
         raise ValueError("--extractor, --private: only for images; leave them out")
     if any(asdict(columns).values()) and not is_table:
         raise ValueError("--ids, --names, --metadata, --vectors: a folder of images has no columns; leave them out")
-    if source is None and not delete and map_options.metric is None and map_options.mechanism is None:
-        raise ValueError(
-            "DIR_OR_FILE: name a folder of images or a file of vectors, --delete an id, or set --metric or --mechanism"
-        )
+    if source is None and not (delete or sealed or map_options.metric or map_options.mechanism):
+        raise ValueError("DIR_OR_FILE: name a folder or a file, or set --delete, --sealed, --metric or --mechanism")
     with options.connect() as cluster:
         with show_bars() as bars:
             from nearveil.features.vectors import VectorFile

@@ -180,7 +180,7 @@ def sync_table(
     with connect(cluster) as workers:
         if gallery is None:
             if table is None:
-                raise ValueError(f"delete: there is no index at {describe_location(location)}")
+                raise ValueError(f"there is no index at {describe_location(location)}: name a source first")
             count, dimension = _check_rows(table, usual, workers, start)  # before anything is created
             MapTerms().updated(**options).check(count)
             if index is None:

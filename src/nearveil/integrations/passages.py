@@ -1,6 +1,7 @@
 """Matches as retrieval libraries want them: a text, its id, and metadata with scores."""
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def make_passage(match: "Match", metric: "Metric", text_key: str) -> Passage:
     if match.distance is not None:
         scores["distance"] = match.distance
     text = match.metadata.get(text_key, match.name)
+    if not match.name and match.metadata and not isinstance(match.metadata.get(text_key), str):
+        warnings.warn(f"items have no text in metadata[{text_key!r}]: set text_key to the entry with it", stacklevel=2)
     return Passage(text if isinstance(text, str) else match.name, match.external_id, metadata | scores)
 
 

@@ -112,7 +112,8 @@ class SealedBuilder:
             if seconds is None and not self._changed.wait_for(lambda: not self._is_building, _NOTICE_DELAY):
                 _LOG.warning("Building the sealed index of %s ...", self._name)
                 self._changed.wait_for(lambda: not self._is_building)
-                _LOG.warning("The sealed index of %s: ready after %.0f s.", self._name, time.monotonic() - begin)
+                if self._error is None:
+                    _LOG.warning("The sealed index of %s: ready after %.0f s.", self._name, time.monotonic() - begin)
             self._changed.wait_for(lambda: not self._is_building, seconds)
             if self._error is not None:
                 raise self._error
