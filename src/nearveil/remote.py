@@ -110,12 +110,11 @@ def _open_store(url: str) -> Any:
     parts = urlsplit(url)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise RemoteError(f"{_describe(url)}: anyone on the network path could change it; use https://")
-    options: dict[str, Any] = {}
     with require_extra("storage"):
         import aiohttp
         import fsspec
-    if parts.scheme.startswith("http"):
-        options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(sock_connect=_TIMEOUT, sock_read=_TIMEOUT)}
+    timeout = aiohttp.ClientTimeout(sock_connect=_TIMEOUT, sock_read=_TIMEOUT)
+    options = {"client_kwargs": {"timeout": timeout}} if parts.scheme.startswith("http") else {}
     try:
         return fsspec.filesystem(parts.scheme, use_listings_cache=False, **options)
     except ImportError:

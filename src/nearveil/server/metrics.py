@@ -35,7 +35,7 @@ class Metrics:
     """The metrics of one server, in a separate registry, and its telemetry."""
 
     def __init__(self, telemetry: Telemetry | None = None) -> None:
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         registry = self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._requests = counter("nearveil_requests", "Requests by route and status.", ["route", "status"])
@@ -50,17 +50,12 @@ class Metrics:
 
     def count(self, method: str, route: str, gallery: str | None, status: int, seconds: float, sent: int) -> None:
         """Count a request that has ended."""
-        if self._telemetry is not None:
+        if self.telemetry is not None:
             attributes = {"http.request.method": method, "http.route": route, "nearveil.gallery": gallery or ""}
-            self._telemetry.record(f"{method} {route}", seconds, {**attributes, "http.response.status_code": status})
+            self.telemetry.record(f"{method} {route}", seconds, {**attributes, "http.response.status_code": status})
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
         self._bytes.labels(route).inc(sent)
-
-    def close(self) -> None:
-        """Export the spans that are left."""
-        if self._telemetry is not None:
-            self._telemetry.close()
 
     def exposition(self, galleries: Mapping[str, Mapping[str, float]], log_lines_dropped: int) -> bytes:
         """Return the metrics of the server and of some galleries, by their names, in the format of Prometheus."""

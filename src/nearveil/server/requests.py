@@ -223,7 +223,8 @@ class AppState:
     def close(self) -> None:
         """Close the keys, the log and the telemetry."""
         self.keys.close()
-        self.metrics.close()
+        if self.metrics.telemetry is not None:
+            self.metrics.telemetry.close()
         self.log.close()
 
 
