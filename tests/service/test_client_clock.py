@@ -346,8 +346,9 @@ def test_a_sealed_question_that_finds_nothing_prepares_the_next_one_too(
         for is_empty in (False, True):
             found = client.nearest(QUERIES[0], epsilon=0, by="sealed")
             assert bool(found.matches) is not is_empty
-            assert client._client._sealed["birds"].preparing is not None
-            client._client._sealed["birds"].preparing = None
+            seal = client._client._sealed["birds"]
+            assert seal.timer is not None
+            seal.timer = None
 
 
 def test_a_private_step_ends_on_success_and_on_error() -> None:

@@ -141,10 +141,10 @@ def _is_table(source: Path) -> bool:
 
 def _update_sealed_index(into: str | None, cluster: "Cluster", *, create: bool) -> None:
     """Build the index of sealed queries if `create`, else update an existing one."""
-    from nearveil.gallery.index import Index
+    from nearveil.gallery.index import open_unchecked
     from nearveil.gallery.sync import find_index
 
-    with show_bars(), Index.open(find_index(into)) as index:
+    with show_bars(), open_unchecked(find_index(into)) as index:
         path = index.sealed_file
         if not create and (path is None or not path.exists()):
             return

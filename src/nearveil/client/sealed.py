@@ -44,13 +44,15 @@ _MOST_TOGETHER = 16  # questions that are sent together
 _TOKENS_TOGETHER = 4  # requests for tokens that are sent together: a server's pass has as many
 _MORE = 1 / 4  # of the seconds for a question, for each one after the first: it takes 1/8
 _MAX_CACHED = 4  # galleries with sealed clients
+_PAUSE = 0.2  # seconds from a question until the next one is prepared: a client that is closed before prepares nothing
 
 
 class CachedSeal:
-    """The sealed client of a gallery, the ETag of its layout, and the task that prepares the next question."""
+    """The sealed client of a gallery, the ETag of its layout, and the timer and task that prepare the next question."""
 
     def __init__(self, etag: str, client: "SealedClient") -> None:
         self.etag, self.client = etag, client
+        self.timer: asyncio.TimerHandle | None = None
         self.preparing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()  # held while pads are made: nobody takes those of another question
         self._token_traffic = 0, 0  # bytes of a request for tokens and of its reply, the same for all
@@ -62,6 +64,7 @@ class CachedSeal:
 
     async def reserve(self, session: Session, gallery: str, traffics: Sequence[Traffic]) -> "list[SealedClient]":
         """Return a client with pads for each question; make those that are missing."""
+        self._stop_timer()
         async with self._lock:
             await self._make_pads(session, gallery, len(traffics))
             for traffic in traffics:  # tokens count for the questions that they are used for
@@ -82,19 +85,28 @@ class CachedSeal:
                 self._token_traffic = len(pads.data), len(token)
 
     async def finish(self) -> None:
-        """Wait for the running preparation."""
+        """Prepare nothing more; wait for the running preparation."""
+        self._stop_timer()
         if self.preparing is not None and not self.preparing.done():
             await asyncio.wait([self.preparing])
 
     def prepare_next(self, session: Session, gallery: str) -> None:
-        """Start to prepare a question. If that fails, the next question makes its pads itself."""
+        """Prepare a question after a pause. If that fails, the next question makes its pads itself."""
 
         async def prepare() -> None:
             with suppress(NearveilError):
                 await self.prepare(session, gallery)
 
-        if self.preparing is None or self.preparing.done():
-            self.preparing = asyncio.create_task(prepare())
+        def start() -> None:
+            if self.preparing is None or self.preparing.done():
+                self.preparing = asyncio.create_task(prepare())
+
+        self._stop_timer()
+        self.timer = asyncio.get_running_loop().call_later(_PAUSE, start)
+
+    def _stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 async def prepare_sealed(

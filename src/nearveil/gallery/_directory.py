@@ -58,8 +58,6 @@ class DirectoryIndex(Index):
                 raise NotAnIndexError(f"index {location} was never finished. Create one here with Index.create().")
         super().__init__(database, location)
         self._lock = threading.Lock()
-        if not self._header().is_large:
-            self._load_rows()  # raises now if the file is corrupted
 
     @property
     def sealed_file(self) -> Path:
@@ -98,6 +96,10 @@ class DirectoryIndex(Index):
         _check_file(folder / _FILE, str(folder))
         database = Database(_make_url(folder), timeout, prepare=_prepare, explain=explain, allow_read_only=True)
         return database, str(folder)
+
+    def _check_rows(self) -> None:
+        if not self._header().is_large:
+            self._load_rows()
 
     def snapshot(self) -> IndexSnapshot:
         return super().snapshot() if self._header().is_large else self._load_rows()

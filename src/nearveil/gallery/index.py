@@ -97,13 +97,13 @@ class Index(MapPublisher, AbstractContextManager["Index"]):
         `location` may also be the URL of an uploaded directory: ``s3://``, ``gs://`` or ``https://``. It is copied to
         this machine, and read there; see ``docs/howto/storage.md``.
         """
-        kind = _choose_store(location)
-        database, shown = kind._connect(str(location), timeout)
+        index = open_unchecked(location, timeout)
         try:
-            return kind(database, shown)
+            index._check_rows()
         except BaseException:
-            database.close()
+            index.close()
             raise
+        return index
 
     @property
     def dimension(self) -> int:
@@ -617,6 +617,9 @@ class Index(MapPublisher, AbstractContextManager["Index"]):
     def _migrate_features(self, connection: sa.Connection, header: Header) -> None:
         """Upgrade the features of an older format, in the caller's transaction."""
 
+    def _check_rows(self) -> None:
+        """Load the rows, if this store keeps them in memory: raises if they are corrupted."""
+
     def _wipe(self) -> None:
         """Overwrite deleted data, as far as the store can."""
 
@@ -633,9 +636,20 @@ def _advance(first: Header, header: Header, *, added: int = 0, removed: int = 0)
 def read_rows(location: str, ids: Ids, dimension: int) -> Singles:
     """Return the features of increasing ids, in any process that can open the index; zeros for deleted items."""
     rows = np.zeros((len(ids), dimension), np.float32)
-    with Index.open(location) as index, index._database.begin_read() as connection:
+    with open_unchecked(location) as index, index._database.begin_read() as connection:
         index._fill_rows(connection, ids.astype(np.int64), rows)
     return rows
+
+
+def open_unchecked(location: str | Path, timeout: float = 30.0) -> Index:
+    """Open an index without reading its rows, which are then checked when they are used."""
+    kind = _choose_store(location)
+    database, shown = kind._connect(str(location), timeout)
+    try:
+        return kind(database, shown)
+    except BaseException:
+        database.close()
+        raise
 
 
 def _choose_store(location: str | Path) -> type[Index]:

@@ -184,6 +184,9 @@ class Published:
         is_new = self._find_positions(snapshot.ids) < 0
         new, old = np.flatnonzero(is_new), np.flatnonzero(~is_new)[:: max(1, len(snapshot) // _MEASURED_ROWS)]
 
+        if not len(new):
+            return True
+
         def measure(positions: NDArray[np.intp]) -> float:
             blocks = [positions[block] for block in cut_rows(len(positions), _MEASURED_ROWS)]
             rows = (features.take(block, "taking rows") for block in blocks)

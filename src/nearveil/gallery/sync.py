@@ -21,7 +21,7 @@ from nearveil.features.images import load_picture, thumbnail
 from nearveil.features.vectors import TablePart, VectorFile, VectorTable
 from nearveil.gallery.codes import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError, UnknownItemError
-from nearveil.gallery.index import Index
+from nearveil.gallery.index import Index, open_unchecked
 from nearveil.gallery.items import Item, check_part, check_table, is_text, name_parts
 from nearveil.gallery.publishing import KEPT_MAPS, MapTerms, Published
 from nearveil.metrics import Metric, check_metric
@@ -251,7 +251,7 @@ def open_index(location: str) -> Index | None:
     """Open an index to change it; return None if there is none."""
     refuse_change(location)
     try:
-        return Index.open(location)
+        return open_unchecked(location)  # a change reads what it needs
     except NotAnIndexError:
         return None
 
