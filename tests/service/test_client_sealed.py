@@ -249,6 +249,22 @@ def test_each_question_prepares_the_next(made: Path, tmp_path: Path) -> None:
         assert len(set(bodies)) == len(bodies) == 4
 
 
+def test_a_client_that_closes_prepares_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearveil.client.sealed._PAUSE", 60.0)  # a busy machine closes later
+    with scene(made, tmp_path, offers=OFFERS) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        client, wire = here.client()
+        for count in (1, 2):  # the second query stops the timer of the first
+            client.nearest(QUERIES[count], 3, epsilon=0, by="sealed")
+            assert len(list_bodies(wire, "/tokens")) == count
+        seal = client._client._sealed["birds"]
+        client.close()
+        assert seal.preparing is None
+        assert seal.timer is not None
+        assert seal.timer.cancelled()
+        assert len(list_bodies(wire, "/tokens")) == 2
+
+
 def test_the_next_process_downloads_no_layout_that_it_has(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
