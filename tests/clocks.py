@@ -54,6 +54,7 @@ class Watched:
     heard: list[tuple[str, float]] = field(default_factory=list)
     decoding: float = 0.0
     extracting: float = 0.0
+    loading: float = 0.0  # of an extractor
     paying: float = 0.0
     choosing: float = 0.0
     ranking: float = 0.0
@@ -102,7 +103,14 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     monkeypatch.setattr(transport.HttpTransport, "send", seen_send)
     monkeypatch.setattr(session, "Clock", lambda: seen.clock)
     slow(images, "load_image", "decoding")
-    slow(images.FeatureMaker, "_find_extractor", "extracting")  # which only pixels need
+    slow(images.FeatureMaker, "load", "loading")
+    extract = images.FeatureMaker.extract
+
+    def extracted(self: Any, arrays: Any, fingerprint: str | None = None) -> Any:
+        seen.clock.time += seen.extracting if any(array.ndim == 3 for array in arrays) else 0.0
+        return extract(self, arrays, fingerprint)
+
+    monkeypatch.setattr(images.FeatureMaker, "extract", extracted)
     slow(Account, "spend", "paying")
     slow(PublicMap, "choose", "choosing")
     slow(questions, "rank_answer", "ranking")

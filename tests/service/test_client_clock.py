@@ -144,6 +144,29 @@ def test_images_are_features_before_the_first_request(
     assert len(seen) == 2
 
 
+def test_loading_an_extractor_is_no_part_of_a_private_step(
+    here: Scene, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first query of a process would take several periods, and their number could depend on the image."""
+    toy: Any = Toy()
+    monkeypatch.setattr("nearveil.client.images.find_extractor", lambda _: toy)
+    for number, work in enumerate(WORK):
+        watched.work(decoding=work, extracting=work, loading=2.25)
+        client, _ = here.client()
+        client.nearest(png(number), epsilon=4.0)
+        assert watched.gaps()[0] == ("map", 2.25 + PERIOD)
+
+
+def test_the_accountant_is_loaded_before_the_first_request(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first payment of a process, as of each command, would take several periods."""
+    client, wire = here.client()
+    loaded: list[tuple[str, int]] = []
+    load = "nearveil.client.questions.import_module"
+    monkeypatch.setattr(load, lambda name: loaded.append((name, len(wire.requests))))
+    client.nearest(QUERIES[0], epsilon=4.0)
+    assert loaded == [("nearveil.privacy.accounting", 0)]
+
+
 @pytest.mark.parametrize("made_by", ["user", "given extractor", "extractor of a listed gallery"])
 def test_features_that_cannot_be_compared_are_refused_before_the_first_request(
     here: Scene, monkeypatch: pytest.MonkeyPatch, made_by: str

@@ -196,7 +196,7 @@ class LoadedCopy:
 
     def build_index(self) -> None:
         """Decode the rows that are searched, unless that is done."""
-        assert self._rows is not None
+        _ = self._rows
 
     @cached_property
     def _rows(self) -> tuple[Singles | NDArray[np.int16], Singles | None]:

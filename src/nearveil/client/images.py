@@ -40,6 +40,10 @@ class FeatureMaker:
         """Return whether the extractor must come from the gallery."""
         return self._extractor is None and any(map(needs_extraction, images))
 
+    def load(self, fingerprint: str) -> None:
+        """Load the extractor of the gallery, unless the user has named one."""
+        self._find_extractor(fingerprint)
+
     def extract(self, arrays: Sequence[NDArray[Any]], fingerprint: str | None = None) -> list[NDArray[Any]]:
         """Return features of decoded images and vectors, with the user's or the gallery's extractor."""
         pixels = [array for array in arrays if array.ndim == 3]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
@@ -27,6 +28,7 @@ from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, E
 from nearveil.gallery.codes import ID_BYTES
 from nearveil.mechanisms import Message, PublicMap
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.lazy import require_extra
 from nearveil.metrics import NORMALIZED, Metric
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, check_text, is_in_range, is_integer, normalize_rows
@@ -143,8 +145,11 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
     """Find the nearest items of each query with one differentially private message: prepare, pay, send, rank."""
     # The order is the guarantee: the debits are durable before the messages exist, nothing is sent after the ranking,
     # and every private step ends at a public deadline, on success and on error (docs/theory/service.md, Theorem 3).
-    from nearveil.ledger import new_key  # a client that never pays loads no ledger
+    # A client that never pays loads no ledger and no accountant. Others load them here, not in a private step.
+    from nearveil.ledger import new_key
 
+    with require_extra("budget"):
+        await asyncio.to_thread(import_module, "nearveil.privacy.accounting")
     traffic, results = Traffic(), list[Nearest]()
     failure: Exception | None
     try:

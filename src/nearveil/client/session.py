@@ -170,7 +170,8 @@ class Session:
                 rows = await asyncio.to_thread(self.features.extract, arrays, fingerprint)
         info = info or await self.find_gallery(name, "open", traffic, refresh=True)
         if rows is None:
-            async with private_step(self, traffic.last_reply_at, period):
+            await asyncio.to_thread(self.features.load, info.fingerprint)  # seconds, if it is a network
+            async with private_step(self, self.clock.now(), period):
                 rows = await asyncio.to_thread(self.features.extract, arrays, info.fingerprint)
         self.features.check(arrays, rows, info.fingerprint, info.dimension, info.metric)
         return info, rows

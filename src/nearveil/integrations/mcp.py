@@ -167,7 +167,7 @@ def _make_search(client: "Client", kind: _Kind, epsilon: float | None, gallery: 
         except UnansweredError as error:
             retry = f" Repeat it free of charge with the key {error.key}." if error.again else ""
             raise ToolError(f"{error}{retry}") from None
-        except (NearveilError, ToolError) as error:
+        except (NearveilError, ToolError, ModuleNotFoundError) as error:
             raise ToolError(str(error)) from None
         except Exception as error:  # its text may hold the query, and the SDK would log it
             raise ToolError(f"unexpected {type(error).__name__} on this machine") from None
