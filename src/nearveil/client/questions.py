@@ -26,9 +26,9 @@ from nearveil.client.timing import choice_period, extraction_period, private_ste
 from nearveil.client.transport import read_body
 from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras, ItemDetails, read_details
 from nearveil.gallery.codes import ID_BYTES
+from nearveil.lazy import require_extra
 from nearveil.mechanisms import Message, PublicMap
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
-from nearveil.lazy import require_extra
 from nearveil.metrics import NORMALIZED, Metric
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, check_text, is_in_range, is_integer, normalize_rows
