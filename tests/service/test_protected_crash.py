@@ -174,7 +174,7 @@ def test_who_finds_its_key_taken_by_the_dead_says_so(made: Path, monkeypatch: py
 
     with monkeypatch.context() as patched:
         patched.setattr(PrivateDiscriminant, "forecast", late)
-        with pytest.raises(PublicationError, match="another process has paid for this publication"):
+        with pytest.raises(PublicationError, match="another process paid for this publication"):
             found.publish()
     assert debits(found) == 1
     assert found.publish().number == 2
