@@ -147,6 +147,14 @@ def test_wrong_arguments_are_named(place: Path, arguments: dict[str, Any], words
         assert words in ask(make_server(client), "search_vector", **arguments)
 
 
+def test_a_missing_library_names_its_extra(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG")
+    with Client(place / "texts") as client:
+        server = make_server(client, images=tmp_path)
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        assert 'pip install "nearveil[images]"' in ask(server, "search_image", query="photo.png")
+
+
 def test_embeddings_are_named_by_module_and_function() -> None:
     assert load_embedding("tests.integrations.test_mcp:embed")("3") is not None
     for path in ("nothing", "absent:embed", "math:absent", "math:pi"):

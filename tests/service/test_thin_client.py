@@ -153,6 +153,8 @@ def test_a_class_names_the_extra_that_it_lacks() -> None:
         "nearveil.audit.audit": "audit",
         "nearveil.privacy.accounting": "budget",
         "nearveil.integrations.langchain": "langchain",
+        "nearveil.integrations.llamaindex": "llamaindex",
+        "nearveil.integrations.mcp": "mcp",
     }
     ended = run_guarded(EXTRAS, *extras)
     said = dict(line.split(" ", 1) for line in ended.stdout.splitlines())

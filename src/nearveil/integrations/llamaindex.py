@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.callbacks import CallbackManager
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-
 from nearveil.client.questions import Filter, Method
 from nearveil.integrations.passages import make_passage
+from nearveil.lazy import require_extra
+
+with require_extra("llamaindex"):
+    from llama_index.core.base.base_retriever import BaseRetriever
+    from llama_index.core.callbacks import CallbackManager
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding

@@ -9,15 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
 import nearveil
 from nearveil.client.errors import UnansweredError
 from nearveil.client.questions import DEFAULT_K
 from nearveil.errors import NearveilError
+from nearveil.lazy import require_extra
+
+with require_extra("mcp"):
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.types import ToolAnnotations
 
 if TYPE_CHECKING:
     from nearveil.client import Client
