@@ -103,7 +103,7 @@ def test_every_kind_of_codes_is_found_in_its_own_order(code_bytes: int | None, t
 def test_a_hostile_table_leaves_no_item_out_for_some_queries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_half: bool
 ) -> None:
-    """FAISS leaves out items without a finite score. One number of the query would decide whether the search fails."""
+    """A score that is not finite has no order. One number of the query would decide whether a filter is applied."""
     monkeypatch.setattr("nearveil.client.copies._MAX_FLOAT32", 0 if is_half else 1 << 30)
     published, public = _publish(np.arange(300))
     projection = np.zeros((8, 2), np.float32)
@@ -117,6 +117,9 @@ def test_a_hostile_table_leaves_no_item_out_for_some_queries(
     for row in np.random.default_rng(0).normal(size=(10, 8)):
         ids, _ = copy.load().search(row, 20)
         assert len(np.unique(ids)) == 20
+        ids, _ = copy.load().search(row, 20, published.ids % 3 == 0)
+        assert len(np.unique(ids)) == 20
+        assert (ids % 3 == 0).all()
 
 
 def test_products_of_a_search_are_neither_subnormal_nor_infinite() -> None:
