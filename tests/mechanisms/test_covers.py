@@ -450,7 +450,7 @@ def test_small_answers_have_more_prototypes(
     many = Covers(4.0, 0.025).fit(public).index(gallery)
     assert (len(many.map_.prototypes), set(np.unique(many.map_.coverage))) == (512, {0, 255})
     assert len(Covers(4.0, 0.03).fit(public).index(gallery).map_.prototypes) == 64
-    monkeypatch.setattr("nearveil.mechanisms.covers.members._SMALL_ANSWER", 0.0)
+    monkeypatch.setattr("nearveil.mechanisms.covers.maps._SMALL_ANSWER", 0.0)
     few = Covers(4.0, 0.025).fit(public).index(gallery)
     assert len(few.map_.prototypes) == 64
     assert _recall(many, gallery, queries) > 1.03 * _recall(few, gallery, queries)
