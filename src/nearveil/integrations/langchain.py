@@ -104,7 +104,7 @@ class NearveilRetriever(BaseRetriever):
             row, self.k if k is None else k, self.epsilon, gallery=self.gallery, where=self.where, by=self.by, key=key
         )
         passages = (make_passage(match, result.metric, self.text_key) for match in result.matches)
-        return [Document(page_content=one.text, metadata=one.metadata, id=one.id) for one in passages]
+        return [Document(page_content=text, metadata=metadata, id=name) for text, name, metadata in passages]
 
     @contextmanager
     def _choose_key(self, query: str, run: UUID | None) -> Iterator[str | None]:

@@ -25,8 +25,8 @@ class NearveilRetriever(BaseRetriever):
     """Retrieves nodes of an open gallery privately: text and vector stay local.
 
     Nodes are the nearest by the gallery's metric. The score of a node is its "relevance", from 0 to 1 in the order of
-    the metric; its metadata has the value as "similarity" or "distance". Query engines show the metadata to the
-    language model, but neither these scores nor anything else that they exclude.
+    the metric; its metadata has the value as "similarity" or "distance". The language model is shown the owner's
+    metadata without these scores.
 
     Without an epsilon nothing is paid: a local index or copy is searched, or a sealed query is sent. With an epsilon
     the server sees one message, and every call debits that epsilon from the client's account. The server sees the

@@ -112,7 +112,7 @@ def make_server(
     server = MCPServer[Any]("nearveil", instructions=_INSTRUCTIONS, version=nearveil.__version__, log_level="WARNING")
     kinds = [_Kind("vector", list[float], "The vector, of the gallery's dimension.", list)]
     if embed is not None:
-        kinds = [_Kind("text", str, "The text to search for. It stays on this machine.", embed)]
+        kinds = [_Kind("text", str, "The text to search for. It is not sent to the gallery's server.", embed)]
     if images is not None:
         folder = images.resolve(strict=True)
         words = "Name of an image in the owner's folder."
