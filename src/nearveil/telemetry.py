@@ -43,12 +43,9 @@ class Telemetry:
         self._tracing = trace.TracerProvider(resource=resource)
         self._tracing.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._tracing.get_tracer("nearveil")
-        # An exemplar would have the exact time of the end.
-        readers, off = (
-            [reader or PeriodicExportingMetricReader(OTLPMetricExporter())],
-            metrics.AlwaysOffExemplarFilter(),
-        )
-        self._metering = metrics.MeterProvider(readers, resource, exemplar_filter=off)
+        reader = reader or PeriodicExportingMetricReader(OTLPMetricExporter())
+        no_exemplars = metrics.AlwaysOffExemplarFilter()  # one would have the exact time of the end
+        self._metering = metrics.MeterProvider([reader], resource, exemplar_filter=no_exemplars)
         self._seconds = self._metering.get_meter("nearveil").create_histogram(
             "http.server.request.duration" if is_server else "nearveil.client.duration",
             "s",
